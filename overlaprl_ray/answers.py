@@ -1,0 +1,192 @@
+r"""Finding the final answer in a completion, and comparing two answers exactly.
+
+Numbers are compared as fractions, without a tolerance: 3, 3.0 and 3.00 are one number, 1000000 and 1000000.00005 are two.
+A completion may be anything that a model can emit, so nothing here raises on any text and every step is linear in a
+text of bounded length.
+
+Example::
+
+    extract_gsm8k_answer("so she pays 3 * 6 = $18.00.\n#### 18")  # "18"
+    extract_gsm8k_answer(r"hence \boxed{\frac{36}{2} \text{ eggs}}")  # "18"
+    same_answer(r"\frac{1}{2}", "0.5")  # True
+"""
+
+import logging
+import math
+import re
+from collections import deque
+from fractions import Fraction
+
+# An answer stands at the end of a completion: what comes before its last MAX_TEXT characters is not looked at.
+MAX_TEXT = 20_000
+# Longer numbers are no answers (and Python itself refuses to read integers of more than 4300 digits).
+MAX_DIGITS = 100
+# Bounds on what goes through sympy, whose time grows without limit in size, depth and degree. See `_tame`.
+MAX_EXPRESSION, MAX_DEPTH, MAX_VARIABLES, MAX_DEGREE, MAX_EXPONENT = 120, 5, 3, 12, 1000
+
+_DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
+_NUMBER = re.compile(
+    rf"""(?<![\w^])(?<!\d\.)(?<!\^\{{)                            # not inside a word (x2), a decimal, an exponent (m^2)
+    (?P<sign>(?<![\w)\]}}])-)?                              # a sign, not the minus of 20-3
+    (?:(?P<whole>\d+)?[ ]?\\[dt]?frac[ ]?(?:\{{[ ]?(?P<top>-?(?:{_DIGITS}))[ ]?\}}[ ]?\{{[ ]?(?P<bottom>-?(?:{_DIGITS}))[ ]?\}}
+                                        |(?P<top1>\d)(?P<bottom1>\d))
+      |(?P<number>{_DIGITS})(?:[ ]?/[ ]?(?P<over>{_DIGITS}))?)""",
+    re.ASCII | re.VERBOSE,
+)
+_BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\.|[{}]", re.DOTALL)
+_MINUS = str.maketrans("\u2212\u2013\ufe63\uff0d", "----")  # what models and tokenizers write for a minus
+_LATEX_SPACE = re.compile(r"\\[,!;: ]")
+_SIGNED_CURRENCY, _CURRENCY = re.compile(r"-\\?[$€£¥]"), re.compile(r"\\?[$€£¥]|\*\*")
+_UNIT = re.compile(
+    r" ?(?:\\?%|\\(?:text|mathrm|mbox) ?\{[^{}]*\}(?: ?\^ ?(?:\d|\{\d\}))?|\^ ?(?:\\circ|\{\\circ\}))? ?\.? ?"
+)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Numbers
+
+
+def _plain(text: str) -> str:
+    r"""`text` without what stands around digits in LaTeX, Markdown and money: `\,`, `{,}`, `$`, `**`, a unicode minus.
+
+    Runs of whitespace become one space, so that no pattern here can take quadratic time over them.
+    """
+    text = _LATEX_SPACE.sub("", text.translate(_MINUS)).replace("{,}", ",")
+    return re.sub(r"\s+", " ", _CURRENCY.sub(" ", _SIGNED_CURRENCY.sub("-", text)))
+
+
+def _value(match: re.Match[str]) -> Fraction | None:
+    """The value of a match of `_NUMBER`; None over a zero denominator or beyond MAX_DIGITS."""
+    part = match.groupdict()
+    top = part["number"] or part["top"] or part["top1"]
+    bottom = part["over"] or part["bottom"] or part["bottom1"] or "1"
+    if max(map(len, (top, bottom, part["whole"] or ""))) > MAX_DIGITS:
+        return None
+    denominator = Fraction(bottom.replace(",", ""))
+    if denominator == 0:
+        return None
+    value = Fraction(part["whole"] or 0) + Fraction(top.replace(",", "")) / denominator
+    return -value if part["sign"] else value
+
+
+def parse_number(answer: str) -> Fraction | None:
+    r"""The value of a text that is one number and nothing else but its unit: `$1,234`, `50%`, `18.`, `5\text{ cm}^2`.
+
+    Percent is a unit (50% is 50, not 0.5), as in the answers of GSM8K and MATH. None for anything else.
+    """
+    text = _plain(answer[-MAX_TEXT:]).strip()
+    match = _NUMBER.match(text)
+    return _value(match) if match and _UNIT.fullmatch(text, match.end()) else None
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Finding the answer
+
+
+def last_box(text: str) -> str | None:
+    r"""What the last closed `\boxed{...}` with content holds, braces balanced (the inner one of two nested); else None."""
+    text, best, opened = text[-MAX_TEXT:], (-1, -1), []
+    for token in _BRACES.finditer(text):
+        if token["box"] or token[0] == "{":
+            opened.append(token.end() if token["box"] else -1)
+        elif token[0] == "}" and opened:
+            start = opened.pop()
+            if start > best[0] and text[start : token.start()].strip():
+                best = (start, token.start())
+    return text[slice(*best)].strip() if best[0] >= 0 else None
+
+
+def _marked(text: str) -> str | None:
+    """What follows the last `####` on its line, if that begins with a number (a Markdown heading does not)."""
+    lines = reversed(re.findall(r"#{4,}([^\n#]*)", text[-MAX_TEXT:]))
+    return next((line for line in lines if _NUMBER.match(_plain(line).lstrip())), None)
+
+
+def extract_gsm8k_answer(text: str) -> str | None:
+    r"""The final number of a solution as an exact canonical string ("18", "-3", "1/2"), or None if there is none.
+
+    Looked for in this order: the number right after the last `####` (GSM8K's own mark); in the last `\boxed{...}`, after
+    its last `=`; the last number of the text (the flexible extraction of lm-eval's gsm8k). The last source that the
+    model wrote down wins: a box without a number is no answer, whatever numbers stand before it.
+    """
+    source = _marked(text) or last_box(text)
+    if source is not None:
+        match = _NUMBER.search(_plain(source.rpartition("=")[2]))
+    else:
+        match = next(iter(deque(_NUMBER.finditer(_plain(text[-MAX_TEXT:])), maxlen=1)), None)
+    number = _value(match) if match else None
+    return None if number is None else str(number)
+
+
+def extract_math_answer(text: str) -> str | None:
+    r"""The final expression: the content of the last `\boxed{...}`, else the number after `####`, else the last number."""
+    return last_box(text) or extract_gsm8k_answer(text)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Comparing answers
+
+_WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
+_WRITING = re.compile(r"\\left|\\right|\\displaystyle|\\[,!;: $]|[\s$]|(?<=\\)[dt](?=frac)")
+_COMMANDS = re.compile(r"\\([a-zA-Z]+|\S)")
+_KNOWN = re.compile(
+    r"(?:[dt]?frac|sqrt|pi|infty|cup|cap|pm|cdot|times|div|left|right|text|math(?:rm|bf)|begin|end|circ|in|leq?|geq?|neq?|\W)"
+)
+_EXPONENT = re.compile(r"\^\s*(?:\{((?:[^{}^]|\{[^{}^]*\})*)\}|(\d+|\w))(?![\s\d]*\^)")
+
+
+def _depth(expression: str) -> int:
+    depth = deepest = 0
+    for character in expression:
+        depth += (character in "([{") - (character in ")]}")
+        deepest = max(deepest, depth)
+    return deepest
+
+
+def _tame(expression: str) -> bool:
+    """Whether sympy compares this in bounded time: short, shallow, of low degree, no towers of powers, factorials, sums.
+
+    A hard time limit would do as well but for replay: a reward must not depend on how busy the machine is.
+    """
+    if len(expression) > MAX_EXPRESSION or _depth(expression) > MAX_DEPTH or re.search(r"!|\*\*", expression):
+        return False
+    if not all(_KNOWN.fullmatch(command) for command in _COMMANDS.findall(expression)):
+        return False
+    exponents = [braced or single for braced, single in _EXPONENT.findall(expression)]
+    degree = math.prod(max(1, int(n)) for exponent in exponents for n in re.findall(r"[0-9]{1,9}", exponent))
+    words = re.sub(r"\\(?:text|mathrm|mathbf|begin|end)\{[^{}]*\}|\\[a-zA-Z]+", "", expression)
+    variables = set(re.findall(r"[^\W\d_]", words))
+    return (
+        len(exponents) == expression.count("^")
+        and len(variables) <= MAX_VARIABLES
+        and degree <= (MAX_DEGREE if variables else MAX_EXPONENT)
+    )
+
+
+def _same_expression(answer: str, gold: str) -> bool:
+    """math-verify's verdict on two LaTeX expressions. Its own time limit is off: it is a signal, which threads cannot have."""
+    from math_verify import LatexExtractionConfig, parse, verify  # imports sympy: most of a second, so only when needed
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the time limit is off
+    targets = [LatexExtractionConfig(boxed_match_priority=0)]
+    parsed = [parse(rf"\boxed{{{text}}}", targets, parsing_timeout=None) for text in (gold, answer)]
+    return bool(verify(*parsed, timeout_seconds=None))
+
+
+def _written(expression: str) -> str:
+    r"""`expression` without writing that carries no meaning: spaces, `$`, `\left`, the `d` of `\dfrac`, `\text` of a word."""
+    return _WRITING.sub("", _WORDS.sub(r"\1", expression[-MAX_TEXT:]))
+
+
+def same_answer(answer: str, gold: str) -> bool:
+    r"""Whether two final answers mean the same: as exact numbers if both are, else as written, else as expressions.
+
+    Expressions are math-verify's to judge, which rounds decimals to 6 places (1.414214 is `\sqrt{2}`). One beyond the
+    limits of this module (see `_tame`) counts only as written.
+    """
+    numbers = parse_number(answer), parse_number(gold)
+    if None not in numbers:
+        return numbers[0] == numbers[1]
+    if _written(answer) == _written(gold):
+        return True
+    return _tame(answer) and _tame(gold) and _same_expression(answer, gold)

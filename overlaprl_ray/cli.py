@@ -1,0 +1,178 @@
+"""From a YAML file and dotted overrides to an `ExperimentConfig`; every mistake is one line.
+
+config, args = parse_command_line("train.py", "One GRPO run.", ["--pipeline.mode", "sync", "--grpo.lr", "1e-5"])
+"""
+
+import argparse
+import difflib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+
+from overlaprl_ray.config import TINY_DEFAULTS, ExperimentConfig
+from overlaprl_ray.errors import ConfigError, RunError
+
+
+def fields(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """Every setting as (dotted name, field), in reading order."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from fields(kind, f"{prefix}{name}.")
+        else:
+            yield prefix + name, field
+
+
+def suggest(name: str, known: list[str]) -> str:
+    """'; did you mean X?' where something near is known, else how to list what there is."""
+    near = difflib.get_close_matches(name, known, n=1)
+    return f"did you mean '{near[0]}'?" if near else "--help lists all settings"
+
+
+def build_config(values: dict[str, Any], source: str = "config") -> ExperimentConfig:
+    """Validate nested values. Raises `ConfigError`: one line with field, value and remedy."""
+    try:
+        return ExperimentConfig.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {_explain(error)}") from None
+
+
+def _explain(error: ValidationError) -> str:
+    first, *more = error.errors()
+    dotted = ".".join(str(part) for part in first["loc"])
+    known = dict(fields())
+    if first["type"] == "extra_forbidden":
+        groups = sorted({name.rsplit(".", i)[0] for name in known for i in range(1, name.count(".") + 1)})
+        text = f"{dotted}: unknown setting (value {_short(first['input'])}); {suggest(dotted, [*known, *groups])}"
+    elif first["type"] == "value_error":
+        text = f"{dotted}: {first['ctx']['error']}" if dotted else str(first["ctx"]["error"])
+    else:
+        name = next((n for n in known if dotted == n or dotted.startswith(n + ".")), dotted)
+        remedy = known[name].description if name in known else "a mapping of settings"
+        text = f"{dotted} = {_short(first['input'])}: {_lower(first['msg'])}; expected: {remedy}"
+    return text + (f" (and {len(more)} more)" if more else "")
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _lower(text: str) -> str:
+    return text[:1].lower() + text[1:]
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """YAML that refuses a key given twice: the second would silently win."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' given twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: str | Path) -> dict[str, Any]:
+    """A YAML mapping from a file. Raises `ConfigError` with file and line."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+        values = yaml.load(text, Loader=_UniqueKeys)  # a SafeLoader: plain data only
+    except OSError as error:
+        raise ConfigError(f"config file '{path}': {error.strerror}; give the path of a YAML file") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"config file '{path}': not UTF-8 text; give the path of a YAML file") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        line = getattr(getattr(error, "problem_mark", None), "line", None)
+        where = f" line {line + 1}" if line is not None else ""
+        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        raise ConfigError(f"config file '{path}'{where}: {problem}; correct the YAML") from None
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise ConfigError(f"config file '{path}': holds {_short(values)}, not a mapping of settings; see --help")
+    return values
+
+
+def merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
+    """Nested values with overrides by dotted name laid over them; neither argument is changed."""
+    merged: dict[str, Any] = {k: merge(v, {}) if isinstance(v, dict) else v for k, v in values.items()}
+    for dotted, value in overrides.items():
+        *groups, name = dotted.split(".")
+        node = merged
+        for group in groups:
+            if not isinstance(node.get(group), dict):
+                node[group] = {}
+            node = node[group]
+        node[name] = value
+    return merged
+
+
+def load_config(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> ExperimentConfig:
+    """The built-in default, or a file's settings, with overrides by dotted name."""
+    values = read_yaml(path) if path else {}
+    return build_config(merge(values, overrides or {}), str(path) if path else "command line")
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:  # one line and exit code 2, without the page of usage
+        raise ConfigError(message)
+
+
+def parse_command_line(
+    script: str, about: str, argv: list[str], extend: Callable[[argparse.ArgumentParser], None] | None = None
+) -> tuple[ExperimentConfig, argparse.Namespace]:
+    """`--config FILE`, `--dry-run` and every setting by its dotted name; `extend` adds a script's own options."""
+    usage = "%(prog)s [--config FILE] [--dry-run] [--group.name VALUE ...]"
+    parser = _Parser(prog=script, usage=usage, description=about, allow_abbrev=False)
+    parser.add_argument("--config", metavar="FILE", help="YAML file of settings, nested as the names below")
+    parser.add_argument("--dry-run", action="store_true", help="print configuration and resource plan; start nothing")
+    if extend:
+        extend(parser)
+    known = dict(fields())
+    group_of: dict[str, Any] = {}
+    for name, field in known.items():
+        title = name.rpartition(".")[0] or "run"
+        group = group_of.setdefault(title, parser.add_argument_group(title) if title not in group_of else None)
+        group.add_argument(f"--{name}", metavar="V", help=_help(name, field), default=argparse.SUPPRESS)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        name = unknown[0].lstrip("-").split("=")[0]
+        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {suggest(name, list(known))}")
+    given = {name: _value(name, text) for name, text in vars(args).items() if name in known}
+    return load_config(args.config, given), args
+
+
+def _help(name: str, field: FieldInfo) -> str:
+    choices = [str(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
+    default = field.get_default(call_default_factory=True)
+    text = f"{' | '.join(choices)}: {field.description}" if choices else f"{field.description}"
+    text += f" (default: {'null' if default is None else default}"
+    group, _, leaf = name.partition(".")
+    if group == "grpo" and leaf in TINY_DEFAULTS:
+        tiny = TINY_DEFAULTS[leaf]
+        text += f"; built-in model: {'null' if tiny is None else tiny}"
+    return f"{text})".replace("%", "%%")
+
+
+def _value(name: str, text: str) -> Any:
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise ConfigError(f"--{name} {_short(text)}: not a YAML value; quote it, e.g. '[a, b]' or null") from None
+
+
+def run_script(main: Callable[[list[str]], None]) -> NoReturn:
+    """Run a script's main: a known error is one line on stderr and its exit code, never a traceback."""
+    try:
+        main(sys.argv[1:])
+    except (ConfigError, RunError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    sys.exit(0)

@@ -1,0 +1,247 @@
+"""Every setting of a run, with its default, its unit and its limits: the only place for any of them.
+
+`ExperimentConfig()` is the built-in default (a tiny model, arithmetic, no download). Unknown keys fail.
+
+    from overlaprl_ray import ExperimentConfig, GRPOConfig, train
+    train(ExperimentConfig(grpo=GRPOConfig(num_steps=20), seed=1))
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+TINY = "tiny"  # the built-in model: made and warm-started here, downloaded from nowhere
+
+# What the built-in model wants instead of the defaults below, which are meant for pretrained models.
+TINY_DEFAULTS: dict[str, Any] = {
+    "lr": 1e-3,
+    "num_steps": 200,
+    "num_prompts_per_step": 32,
+    "max_new_tokens": 5,
+    "temperature": 1.0,
+    "micro_batch_size": None,
+}
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Group(BaseModel):
+    """A group of settings: frozen, and closed to unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class GRPOConfig(Group):
+    """The algorithm: Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300) and its known variants."""
+
+    model_name: str = Field(TINY, description=f"'{TINY}' (built in), a model folder, or a Hugging Face hub name")
+    lr: Positive = Field(1e-5, description="AdamW's learning rate, > 0")
+    num_steps: Count = Field(50, description="steps: batches judged and trained on or discarded, >= 1")
+    num_prompts_per_step: Count = Field(4, description="P: prompts per batch, >= 1")
+    group_size: int = Field(8, ge=2, description="G: completions per prompt, >= 2 (a group of one has no advantage)")
+    max_new_tokens: Count = Field(256, description="longest completion, tokens, >= 1")
+    temperature: Positive = Field(0.7, description="sampling temperature, > 0 (logprobs are taken at the same one)")
+    top_p: Literal[1.0] = Field(1.0, description="only 1.0: rollouts do not carry the kept token ids yet")
+    top_k: Literal[0] = Field(0, description="only 0 (off): rollouts do not carry the kept token ids yet")
+    clip_eps: NonNegative = Field(0.2, lt=1, description="lower clip range of the ratio, 0 to 1")
+    clip_eps_high: NonNegative | None = Field(None, description="upper clip range of the ratio; null = clip_eps")
+    dual_clip: float | None = Field(None, gt=1, description="cap on the ratio where A < 0, > 1; null = off")
+    beta: NonNegative = Field(0.04, description="weight of the reference penalty; 0 = no reference model at all")
+    kl_penalty: Literal["k2", "k3", "straight_through"] = Field(
+        "k3", description="reference penalty; straight_through = value of k3, gradient of k2"
+    )
+    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("grpo", description="how token losses are averaged")
+    importance_level: Literal["token", "sequence"] = Field("token", description="ratio per token or sequence (GSPO)")
+    correction: Literal["none", "truncated", "decoupled"] = Field("none", description="off-policy correction")
+    correction_cap: Positive = Field(2.0, description="C: cap of the correction's weight, > 0")
+    scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation")
+    micro_batch_size: Count | None = Field(8, description="rows per forward/backward; null = the whole update at once")
+    num_minibatches: Count = Field(1, description="updates per batch, each on a slice of whole groups; divides P")
+    num_iterations: Count = Field(1, description="passes over each batch, >= 1")
+    max_grad_norm: Positive = Field(1.0, description="gradient norm is clipped to this, > 0")
+    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay, >= 0")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fill_tiny(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("model_name", TINY) == TINY:
+            return {**TINY_DEFAULTS, **data}
+        return data
+
+    @model_validator(mode="after")
+    def _check(self) -> "GRPOConfig":
+        if self.num_prompts_per_step % self.num_minibatches:
+            raise ValueError(
+                f"num_minibatches={self.num_minibatches} must divide num_prompts_per_step="
+                f"{self.num_prompts_per_step}, so that each update takes whole groups"
+            )
+        return self
+
+    @property
+    def batch_rows(self) -> int:
+        """B = P * G: completions per batch."""
+        return self.num_prompts_per_step * self.group_size
+
+    @property
+    def update_rows(self) -> int:
+        """Rows of one optimizer update."""
+        return self.batch_rows // self.num_minibatches
+
+
+class TinyConfig(Group):
+    """The built-in model: a small Llama over a character tokenizer, warm-started by supervised training."""
+
+    layers: Count = Field(2, description="transformer layers, >= 1")
+    hidden: int = Field(64, ge=8, multiple_of=8, description="hidden size, a multiple of 8")
+    heads: Count = Field(4, description="attention heads; divides hidden")
+    warm_start_reward: float = Field(
+        0.25, ge=0, le=1, description="supervised training stops at this chance of sampling the exact answer, 0 to 1"
+    )
+    warm_start_max_steps: int = Field(1500, ge=0, description="supervised steps at most, >= 0")
+    warm_start_lr: Positive = Field(5e-3, description="learning rate of the warm start, > 0")
+    warm_start_batch: Count = Field(128, description="problems per supervised step, >= 1")
+    seed: int = Field(0, ge=0, description="seed of the initial weights and the warm start (not the run's seed)")
+
+    @model_validator(mode="after")
+    def _check(self) -> "TinyConfig":
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden} into even parts; try 4 and 64")
+        return self
+
+
+class ModelConfig(Group):
+    """How models are held."""
+
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="weights and compute; with bfloat16 the optimizer keeps float32 master weights"
+    )
+    reference: str | None = Field(None, description="reference model; null = the initial policy")
+    gradient_checkpointing: bool = Field(False, description="recompute layers in backward: less memory, more time")
+    tiny: TinyConfig = Field(TinyConfig(), description="the built-in model's shape")
+
+
+class TaskConfig(Group):
+    """What is asked, and what counts as right."""
+
+    name: Literal["arithmetic", "gsm8k", "records"] = Field("arithmetic", description="where problems come from")
+    path: str | None = Field(None, description="gsm8k: folder with train.jsonl and test.jsonl (null = the hub); "
+                             "records: a jsonl/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
+    eval_path: str | None = Field(None, description="records: file of held-out problems; null = split off `path`")
+    eval_size: Count = Field(256, description="held-out problems, >= 1")
+    rewards: list[str] = Field([], description="reward functions, by name or package.module:function; [] = the "
+                               "task's own. The first one decides accuracy")  # fmt: skip
+    reward_weights: list[float] | None = Field(None, description="one weight per reward; null = all 1")
+    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds")
+    system_prompt: str | None = Field(None, description="system message, for models with a chat template")
+    prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
+    question_column: str = Field("question", description="records: column of the question")
+    answer_column: str = Field("answer", description="records: column of the answer")
+    digits: int = Field(2, ge=1, le=4, description="arithmetic: digits of each summand, 1 to 4")
+    reverse_answer: bool = Field(True, description="arithmetic: least significant digit first, as small models like")
+
+    @model_validator(mode="after")
+    def _check(self) -> "TaskConfig":
+        if self.reward_weights is not None and len(self.reward_weights) != max(1, len(self.rewards)):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries for {max(1, len(self.rewards))} rewards; "
+                "give one weight per reward"
+            )
+        return self
+
+
+class PipelineConfig(Group):
+    """When things happen."""
+
+    mode: Literal["sync", "async", "staleness", "overlap"] = Field("overlap", description="each adds to the last")
+    lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
+    schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
+    timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds")
+
+
+class StalenessConfig(Group):
+    """What happens to a rollout whose policy has drifted away (modes `staleness` and `overlap`)."""
+
+    rule: Literal["none", "kl", "version", "opsm", "m2po"] = Field("kl", description="how a rollout is judged")
+    kl_fresh: NonNegative = Field(0.05, description="below this KL a rollout counts in full")
+    kl_stale: Positive = Field(0.15, description="from this KL on it is discarded; > kl_fresh")
+    min_weight: float = Field(0.1, ge=0, le=1, description="weight just below kl_stale, 0 to 1")
+    threshold_unit: Literal["nats", "floor"] = Field(
+        "nats", description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor"
+    )
+    granularity: Literal["batch", "group", "sequence"] = Field("batch", description="what is judged as one")
+    apply_to: Literal["loss", "lr"] = Field(
+        "loss", description="what the weight scales: the batch's gradient (w = 0.1 leaves about 0.10 of its influence)"
+        " or that step's learning rate (leaves 0.91: momentum delivers the rest later)")  # fmt: skip
+    max_lag: int = Field(4, ge=0, description="rule version: drop a rollout more than this many versions old")
+    opsm_delta: NonNegative = Field(1e-4, description="rule opsm: drop a row with A < 0 beyond this mean log-ratio")
+    m2po_tau: Positive = Field(0.04, description="rule m2po: bound on the mean squared log-ratio")
+
+    @model_validator(mode="after")
+    def _check(self) -> "StalenessConfig":
+        if self.kl_fresh >= self.kl_stale:
+            raise ValueError(f"kl_fresh={self.kl_fresh} must be below kl_stale={self.kl_stale}; try 0.05 and 0.15")
+        if self.apply_to == "lr" and self.granularity != "batch":
+            raise ValueError(f"apply_to=lr goes only with granularity=batch, not {self.granularity}; use apply_to=loss")
+        if self.apply_to == "lr" and self.rule != "kl":
+            raise ValueError(f"apply_to=lr goes only with rule=kl, not {self.rule}; use apply_to=loss")
+        return self
+
+
+class ResourcesConfig(Group):
+    """What each actor gets. GPU shares are of one device; null = none without a GPU, a share that fits with one."""
+
+    threads: Count = Field(1, description="CPU threads per actor (bits depend on it, so it is never guessed)")
+    num_generators: Count = Field(1, description="generator actors; each takes whole groups of a batch")
+    generator_gpu: float | None = Field(None, ge=0, le=1, description="GPU share of each generator, 0 to 1")
+    reference_gpu: float | None = Field(None, ge=0, le=1, description="GPU share of the reference, 0 to 1")
+    learner_gpu: float | None = Field(None, ge=0, le=1, description="GPU share of the learner, 0 to 1")
+    start_timeout_s: Positive = Field(600.0, description="longest wait for the actors to be ready, seconds")
+
+
+class OutputConfig(Group):
+    """What is written, and where."""
+
+    dir: str | None = Field(None, description="this run's folder; null = runs/<time>-<model>-<mode>-s<seed>")
+    eval_every: int = Field(50, ge=0, description="steps between held-out evaluations; 0 = first and last only")
+    completions_every: int = Field(10, ge=0, description="steps between samples in completions.jsonl; 0 = none")
+    save_final: bool = Field(True, description="save the trained model and tokenizer to final/")
+
+
+class ExperimentConfig(Group):
+    """One run, whole. The same config and seed give the same run."""
+
+    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    output: OutputConfig = OutputConfig()
+    seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random in the run")
+
+    @model_validator(mode="after")
+    def _check(self) -> "ExperimentConfig":
+        micro, group, update = self.grpo.micro_batch_size, self.grpo.group_size, self.grpo.update_rows
+        if self.rule == "kl" and self.staleness.granularity == "group" and micro and micro % group and micro < update:
+            raise ValueError(
+                f"staleness.granularity=group needs whole groups per micro-batch: grpo.micro_batch_size={micro} "
+                f"must be a multiple of grpo.group_size={group}"
+            )
+        if self.grpo.num_prompts_per_step < self.resources.num_generators:
+            raise ValueError(
+                f"resources.num_generators={self.resources.num_generators} exceeds grpo.num_prompts_per_step="
+                f"{self.grpo.num_prompts_per_step}: a generator would have no group to make"
+            )
+        return self
+
+    @property
+    def lag(self) -> int:
+        """Batches generated ahead, as the mode has it: `sync` never does."""
+        return 0 if self.pipeline.mode == "sync" else self.pipeline.lag
+
+    @property
+    def rule(self) -> str:
+        """The staleness rule, as the mode has it: only `staleness` and `overlap` judge."""
+        return self.staleness.rule if self.pipeline.mode in ("staleness", "overlap") else "none"

@@ -1,0 +1,1 @@
+"""Engines: what turns prompts into completions with exact behaviour logprobs."""

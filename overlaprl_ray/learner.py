@@ -1,0 +1,257 @@
+"""One training step on one rollout: judge it, then update the policy or leave it untouched. Knows no Ray.
+
+    learner = Learner(config, model)
+    result = learner.step(rollout, scores)     # `scores` from the reference model where beta > 0
+    result.metrics["reward"], learner.version
+"""
+
+import copy
+import math
+import time
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.errors import RunError
+from overlaprl_ray.kl import staleness_kl
+from overlaprl_ray.logprobs import check_head, response_logprobs
+from overlaprl_ray.loss import LossSettings, grpo_loss, normalizer
+from overlaprl_ray.memory import memory_gb
+from overlaprl_ray.metrics import StepTotals, rollout_metrics
+from overlaprl_ray.optimizer import MasterAdamW
+from overlaprl_ray.rollout import Rollout, Scores, Span, micro_batches, rows_of
+from overlaprl_ray.schedule import is_too_old
+from overlaprl_ray.staleness import Gate, GateInputs, StalenessScheduler, keep_everything, merge_gates, timing
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What the driver learns of a step: numbers and times, no tensors."""
+
+    step: int
+    metrics: dict[str, Any]
+    spans: dict[str, Span]  # load, generate, reference, train
+    memory_gb: dict[str, float]
+    samples: list[dict[str, Any]]  # for completions.jsonl
+    weights_step: int
+    floor: float  # KL of the run's first batch, numerical mismatch alone, nats per token
+
+
+@dataclass
+class _Update:
+    """What an update's first iteration fixes for the later ones: the gate's decision and the proximal logprobs."""
+
+    gate: Gate | None = None
+    proximal: Tensor | None = None
+
+
+class Learner:
+    """Holds the policy and its optimizer. `version` counts optimizer updates, `floor` is the KL measured at lag 0."""
+
+    def __init__(self, config: ExperimentConfig, model: PreTrainedModel):
+        grpo = config.grpo
+        check_head(model)
+        if config.model.gradient_checkpointing:
+            model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+            model.train()  # without it checkpointing is silently off; dropout is 0 all the same
+        self.config, self.model = config, model
+        self.optimizer = MasterAdamW(model, grpo.lr, grpo.weight_decay)
+        staleness = config.staleness.model_copy(update={"rule": config.rule})
+        self.scheduler = StalenessScheduler(staleness)
+        self.timing = timing(staleness.rule, staleness.granularity)
+        self.settings = LossSettings(
+            clip_low=grpo.clip_eps,
+            clip_high=grpo.clip_eps if grpo.clip_eps_high is None else grpo.clip_eps_high,
+            dual_clip=grpo.dual_clip,
+            beta=grpo.beta,
+            kl_penalty=grpo.kl_penalty,
+            loss_type=grpo.loss_type,
+            importance_level=grpo.importance_level,
+            correction=grpo.correction,
+            correction_cap=grpo.correction_cap,
+        )
+        self.version = 0
+        self.floor: float | None = None
+
+    def weights(self) -> dict[str, Tensor]:
+        """The policy's parameters by name, as views: copy them before the next step."""
+        return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
+
+    def master_model(self) -> PreTrainedModel:
+        """The policy in float32, for saving: a copy where it computes in less."""
+        if self.optimizer.shared:
+            return self.model
+        model = copy.deepcopy(self.model).float()
+        parameters = [p for p in model.parameters() if p.requires_grad]
+        with torch.no_grad():
+            for parameter, master in zip(parameters, self.optimizer.masters, strict=True):
+                parameter.copy_(master)
+        model.config.dtype = torch.float32
+        return model
+
+    def step(self, rollout: Rollout, scores: Scores | None = None) -> StepResult:
+        """Judge one batch and train on it. Raises `RunError` on a loss or gradient that is not finite."""
+        started = time.time()
+        grpo = self.config.grpo
+        if is_too_old(rollout.batch, rollout.weights_step, self.config.lag):
+            raise RunError(
+                f"step {rollout.batch}: its batch was made after step {rollout.weights_step}, beyond lag {self.config.lag}"
+            )
+        lag = self.version - rollout.version
+        totals = StepTotals()
+        if self.floor is None:
+            self.floor = self._measure_floor(rollout)
+        slices = [slice(start, start + grpo.update_rows) for start in range(0, grpo.batch_rows, grpo.update_rows)]
+        updates = [_Update() for _ in slices]
+        if self.settings.correction != "none" and grpo.num_minibatches > 1:
+            # π_prox is the policy before the first of this batch's updates, for all of them
+            for update, rows in zip(updates, slices, strict=True):
+                update.proximal = self._logprobs(rows_of(rollout, rows))
+        for iteration in range(grpo.num_iterations):
+            for update, rows in zip(updates, slices, strict=True):
+                part = rows_of(rollout, rows)
+                reference = scores.logprobs[rows, : part.logprobs.shape[1]] if scores else None
+                self._update(part, reference, update, totals, first=iteration == 0)
+        gates = [replace(update.gate, keep=None) for update in updates if update.gate is not None]
+        metrics = {
+            "step": rollout.batch,
+            "version": self.version,
+            **rollout_metrics(rollout, grpo.group_size),
+            **totals.metrics(merge_gates(gates), lag),
+        }
+        spans = {"load": rollout.load, "generate": rollout.generate, "train": (started, time.time())}
+        memory = {"generator": rollout.memory_gb, "learner": memory_gb(self.model.device)}
+        if scores:
+            spans["reference"], memory["reference"] = scores.span, scores.memory_gb
+        return StepResult(rollout.batch, metrics, spans, memory, self._samples(rollout), rollout.weights_step, self.floor)
+
+    def _update(
+        self, part: Rollout, reference: Tensor | None, update: _Update, totals: StepTotals, first: bool
+    ) -> None:
+        """One optimizer update, or none where the gate discards every row."""
+        grpo = self.config.grpo
+        micros = list(micro_batches(part, grpo.micro_batch_size))
+        when = self.timing
+        if first and when == "before":
+            if self.scheduler.config.rule == "version":
+                update.gate = self._judge(part, torch.zeros_like(part.logprobs))  # looks at the lag alone
+            elif len(micros) > 1:
+                update.gate = self._judge(part, self._logprobs(part) - part.logprobs)
+            else:
+                when = "rows"  # the one micro-batch is the whole update
+        if update.gate is not None and not update.gate.weight.any():
+            return self._record(update.gate, totals, first)
+
+        whole = normalizer(grpo.loss_type, len(part.rewards), part.tokens, grpo.max_new_tokens)
+        self.optimizer.zero_grad()
+        seen, gates = torch.zeros_like(part.logprobs), []
+        for rows, micro in micros:
+            width = micro.logprobs.shape[1]
+            logprobs, entropy = response_logprobs(self.model, micro, grpo.temperature)
+            seen[rows, :width] = logprobs.detach().cpu()
+            if first and when == "rows":
+                gate = self._judge(micro, seen[rows, :width] - micro.logprobs)
+                gates.append(gate)
+            else:
+                gate = update.gate.rows(rows, width) if update.gate else None
+            scaling = gate if self.timing != "after" else None  # a batch's one weight comes after clipping
+            device = logprobs.device
+            loss = grpo_loss(
+                self.settings,
+                logprobs,
+                micro.logprobs.to(device),
+                micro.advantages.to(device),
+                micro.completion_mask.to(device),
+                whole,
+                proximal=None if update.proximal is None else update.proximal[rows, :width].to(device),
+                reference=None if reference is None else reference[rows, :width].to(device),
+                row_weight=None if scaling is None else scaling.weight.to(device),
+                keep=None if scaling is None or scaling.keep is None else scaling.keep.to(device),
+            )
+            loss.loss.backward()
+            self.optimizer.collect()
+            totals.add_loss(loss, (seen[rows, :width] - micro.logprobs), micro, entropy, first)
+        if first:
+            if when == "after":
+                update.gate = self._judge(part, seen - part.logprobs)
+            elif when == "rows":
+                update.gate = merge_gates(gates)
+            elif update.gate is not None and update.gate.kl is None:  # decided without a forward; measured all the same
+                measured = keep_everything(self._inputs(part, seen - part.logprobs), self.scheduler.config)
+                update.gate = replace(update.gate, kl=measured.kl, signal_tokens=measured.signal_tokens)
+            if update.proximal is None:
+                update.proximal = seen
+        assert update.gate is not None
+        self._apply(part, update.gate, totals)
+        self._record(update.gate, totals, first)
+
+    def _apply(self, part: Rollout, gate: Gate, totals: StepTotals) -> None:
+        if not gate.weight.any():
+            totals.drop_update()
+            return self.optimizer.zero_grad()
+        norm = self.optimizer.clip(self.config.grpo.max_grad_norm)
+        if not math.isfinite(norm):
+            raise RunError(
+                f"step {part.batch}: the gradient's norm is {norm}; lower grpo.lr or grpo.temperature, or use float32"
+            )
+        weight = float(gate.weight[0]) if self.timing == "after" else 1.0
+        self.optimizer.step(weight, self.config.staleness.apply_to)
+        self.version += 1
+        totals.end_update(norm)
+
+    def _judge(self, rows: Rollout, log_ratio: Tensor) -> Gate:
+        return self.scheduler.judge(self._inputs(rows, log_ratio))
+
+    def _inputs(self, rows: Rollout, log_ratio: Tensor) -> GateInputs:
+        lag = self.version - rows.version
+        return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, lag)
+
+    def _record(self, gate: Gate, totals: StepTotals, first: bool) -> None:
+        if first:
+            totals.decisions.append(gate.verdict)
+            self.scheduler.record(gate.verdict, float(gate.weight.mean()), gate.kl)
+
+    @torch.no_grad()
+    def _logprobs(self, part: Rollout) -> Tensor:
+        """(B, T) logprobs under the policy as it is now, on the CPU."""
+        values = torch.zeros_like(part.logprobs)
+        for rows, micro in micro_batches(part, self.config.grpo.micro_batch_size):
+            found, _ = response_logprobs(self.model, micro, self.config.grpo.temperature)
+            values[rows, : found.shape[1]] = found.cpu()
+        return values
+
+    def _measure_floor(self, rollout: Rollout) -> float:
+        """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
+        floor = float(staleness_kl(self._logprobs(rollout) - rollout.logprobs, rollout.completion_mask))
+        if self.config.rule == "kl":
+            self.scheduler.calibrate(floor)
+        return floor
+
+    def _samples(self, rollout: Rollout) -> list[dict[str, Any]]:
+        """The first group of a batch, for reading; only at the steps that the config asks for."""
+        every = self.config.output.completions_every
+        if every == 0 or (rollout.batch - 1) % every:
+            return []
+        rows = range(min(self.config.grpo.group_size, len(rollout.completions)))
+        return [sample_of(rollout, row) for row in rows]
+
+
+def sample_of(rollout: Rollout, row: int) -> dict[str, Any]:
+    """One completion as a row of completions.jsonl."""
+    return {
+        "step": rollout.batch,
+        "prompt": rollout.prompts[row],
+        "completion": rollout.completions[row],
+        "answer": rollout.answers[row],
+        "extracted": rollout.extracted[row],
+        "reward": float(rollout.rewards[row]),
+        "rewards": {name: float(part[row]) for name, part in rollout.reward_parts.items()},
+        "advantage": float(rollout.advantages[row]),
+        "tokens": int(rollout.completion_mask[row].sum()),
+        "version": rollout.version,
+    }
+

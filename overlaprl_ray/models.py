@@ -1,0 +1,85 @@
+"""Loading policies and tokenizers: the built-in one, a folder, or a hub name. Checks come first and cost no weights.
+
+tokenizer = load_tokenizer(config.grpo.model_name)
+model = load_model(config, config.grpo.model_name, task)
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
+
+from overlaprl_ray.config import TINY, ExperimentConfig, ModelConfig
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.tasks import Task
+from overlaprl_ray.tiny import ensure_tiny, tiny_config, tiny_tokenizer
+
+disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def check_model(name: str, field: str, config: ModelConfig) -> Any:
+    """The model's configuration, found without loading weights. Raises `ConfigError` naming `field`."""
+    if name == TINY:
+        return tiny_config(config.tiny)
+    folder = Path(name).expanduser()
+    remedy = f"give '{TINY}', a folder saved by save_pretrained, or a hub name"
+    if folder.exists() or name.startswith((".", "/", "~")):
+        if not (folder / "config.json").is_file():
+            raise ConfigError(f"{field} = '{name}': no model folder (config.json is missing); {remedy}")
+        if not list(folder.glob("*.safetensors")):
+            raise ConfigError(f"{field} = '{name}': no *.safetensors weights in the folder; {remedy}")
+    try:
+        return AutoConfig.from_pretrained(str(folder) if folder.exists() else name)
+    except (OSError, ValueError, KeyError, json.JSONDecodeError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"{field} = '{name}': cannot be loaded ({reason}); {remedy}") from None
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, left-padding; its pad token falls back to EOS."""
+    if name == TINY:
+        return tiny_tokenizer()
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(Path(name).expanduser()), padding_side="left")
+    except (OSError, ValueError, KeyError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ConfigError(f"grpo.model_name = '{name}': no tokenizer ({reason}); save one beside the model") from None
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def load_model(config: ExperimentConfig, name: str, task: Task, device: str = "cpu") -> PreTrainedModel:
+    """The causal model `name` in the configured dtype, with every dropout off: two forwards must agree."""
+    folder = str(ensure_tiny(config.model.tiny, task.train)) if name == TINY else str(Path(name).expanduser())
+    architecture = AutoConfig.from_pretrained(folder)
+    for key, value in vars(architecture).items():
+        if "drop" in key and isinstance(value, float):
+            setattr(architecture, key, 0.0)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=architecture, dtype=DTYPES[config.model.dtype], use_safetensors=True
+    )
+    return model.to(device).eval()
+
+
+def eos_ids(model_config: Any, tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> tuple[int, ...]:
+    """Every token id that ends a completion, by model, generation settings and tokenizer together."""
+    found: set[int] = set()
+    for value in (
+        tokenizer.eos_token_id,
+        getattr(model_config, "eos_token_id", None),
+        getattr(generation_config, "eos_token_id", None),
+    ):
+        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+    if not found:
+        raise ConfigError("grpo.model_name: neither model nor tokenizer has an EOS token; set one in its config.json")
+    return tuple(sorted(found))
+
+
+def context_window(model_config: Any) -> int | None:
+    """Tokens a model can see, where its configuration says."""
+    return getattr(model_config.get_text_config(), "max_position_embeddings", None)

@@ -1,0 +1,58 @@
+"""AdamW over float32 master weights, whatever dtype the model computes in.
+
+In float32 the masters are the model's own parameters. In bfloat16 they are copies: gradients of micro-batches add up in
+float32, the update happens in float32, and the model gets the rounded result; a learning rate of 1e-6 would otherwise
+vanish in bfloat16's 8 bits.
+
+    optimizer = MasterAdamW(model, lr=1e-5)
+    loss.backward(); optimizer.collect(); norm = optimizer.clip(1.0); optimizer.step(weight=1.0)
+"""
+
+from typing import Literal
+
+import torch
+from transformers import PreTrainedModel
+
+
+class MasterAdamW:
+    """AdamW with (0.9, 0.999), eps 1e-8; gradients are collected, clipped, then weighted, in this order."""
+
+    def __init__(self, model: PreTrainedModel, lr: float, weight_decay: float = 0.0):
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.shared = all(p.dtype == torch.float32 for p in self.parameters)
+        self.masters = self.parameters if self.shared else [p.detach().float().clone() for p in self.parameters]
+        self.lr = lr
+        self.adamw = torch.optim.AdamW(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
+
+    def zero_grad(self) -> None:
+        """Forget what was collected."""
+        for tensor in (*self.parameters, *self.masters):
+            tensor.grad = None
+
+    def collect(self) -> None:
+        """Add the gradients of the backward pass just done to the masters'."""
+        if self.shared:
+            return  # autograd has added them up already
+        for parameter, master in zip(self.parameters, self.masters, strict=True):
+            if parameter.grad is not None:
+                gradient = parameter.grad.float()
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+                parameter.grad = None
+
+    def clip(self, max_norm: float) -> float:
+        """Clip the collected gradient; returns its norm before."""
+        return float(torch.nn.utils.clip_grad_norm_(self.masters, max_norm))
+
+    @torch.no_grad()
+    def step(self, weight: float = 1.0, apply_to: Literal["loss", "lr"] = "loss") -> None:
+        """Update with the clipped gradient (`loss`) or the learning rate of this one step (`lr`) times `weight`."""
+        if apply_to == "loss" and weight != 1.0:
+            for master in self.masters:
+                if master.grad is not None:
+                    master.grad.mul_(weight)
+        for group in self.adamw.param_groups:
+            group["lr"] = self.lr * (weight if apply_to == "lr" else 1.0)
+        self.adamw.step()
+        if not self.shared:
+            for parameter, master in zip(self.parameters, self.masters, strict=True):
+                parameter.copy_(master)

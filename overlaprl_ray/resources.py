@@ -1,0 +1,65 @@
+"""Who gets which share of the machine: threads, and fractions of one GPU.
+
+Fractions only place actors; each actor also caps its own memory at its share (see actors.py).
+
+    plan_resources(config, gpus=1.0).lines()
+"""
+
+import dataclasses
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.errors import ConfigError
+
+# Of one GPU, with room left for CUDA contexts: the learner holds optimizer states, the reference weights alone.
+GENERATORS_GPU, REFERENCE_GPU, LEARNER_GPU = 0.35, 0.15, 0.45
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """GPU share of each actor (0 = CPU only) and threads."""
+
+    generator_gpu: float
+    reference_gpu: float
+    learner_gpu: float
+    num_generators: int
+    threads: int
+    needs_reference: bool
+
+    def lines(self) -> list[str]:
+        """The plan as a person reads it."""
+
+        def share(gpu: float) -> str:
+            return f"{gpu:.2f} GPU, {self.threads} CPU thread(s)" if gpu else f"CPU, {self.threads} thread(s)"
+
+        generators = f"{self.num_generators} generators, each" if self.num_generators > 1 else "generator"
+        reference = share(self.reference_gpu) if self.needs_reference else "none (grpo.beta is 0)"
+        return [f"{generators}: {share(self.generator_gpu)}", f"reference: {reference}", f"learner: {share(self.learner_gpu)}"]
+
+
+def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
+    """Shares for a machine (or cluster) with `gpus` GPUs. Raises `ConfigError` where they cannot be had."""
+    resources = config.resources
+    needs_reference = config.grpo.beta > 0
+
+    def share(value: float | None, automatic: float) -> float:
+        return value if value is not None else (automatic if gpus else 0.0)
+
+    plan = Plan(
+        generator_gpu=share(resources.generator_gpu, GENERATORS_GPU / resources.num_generators),
+        reference_gpu=share(resources.reference_gpu, REFERENCE_GPU) if needs_reference else 0.0,
+        learner_gpu=share(resources.learner_gpu, LEARNER_GPU),
+        num_generators=resources.num_generators,
+        threads=resources.threads,
+        needs_reference=needs_reference,
+    )
+    wanted = plan.generator_gpu * plan.num_generators + plan.reference_gpu + plan.learner_gpu
+    if wanted and not gpus:
+        raise ConfigError(
+            f"resources.learner_gpu and others = {wanted:g} GPU in all: this machine has no GPU; set them to 0 or null"
+        )
+    if wanted > 1 + 1e-9 and wanted > gpus + 1e-9 or (gpus == 1 and wanted > 1 + 1e-9):
+        raise ConfigError(
+            f"resources.generator_gpu, reference_gpu, learner_gpu = {wanted:g} GPU in all, but there are {gpus:g}; "
+            "lower the shares until they fit"
+        )
+    return plan

@@ -1,0 +1,158 @@
+"""What flows between the parts: one batch's `Rollout`, and the padding and masks it is built from.
+
+Shapes: B = P prompts x G completions = rows, Tp = prompt tokens (left-padded), T = completion tokens (right-padded).
+All tensors are on the CPU. Rows of a group are adjacent.
+
+    completion_mask(torch.tensor([[5, 2, 2], [5, 6, 7]]), eos_ids=(2,))   # [[True, True, False], [True, True, True]]
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+Span = tuple[float, float]  # start and end, seconds since the epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    """One generated and scored batch (or a generator's share of it).
+
+    `logprobs` are of the distribution that was sampled from (temperature applied); 0 where `completion_mask` is False.
+    `version` is the number of optimizer updates of the generating weights, `weights_step` the step they came after.
+    """
+
+    batch: int
+    version: int
+    weights_step: int
+    prompt_ids: Tensor  # (B, Tp) int64
+    prompt_mask: Tensor  # (B, Tp) bool
+    completion_ids: Tensor  # (B, T) int64
+    completion_mask: Tensor  # (B, T) bool, True up to and including the first EOS
+    logprobs: Tensor  # (B, T) float32
+    rewards: Tensor  # (B,) float32, weighted sum of the parts
+    reward_parts: dict[str, Tensor]  # (B,) float32 each
+    advantages: Tensor  # (B,) float32
+    groups: Tensor  # (B,) int64, position of the prompt in the batch
+    finished: Tensor  # (B,) bool, ended by an EOS
+    prompts: list[str]  # B
+    completions: list[str]  # B
+    answers: list[str]  # B
+    extracted: list[str | None]  # B, the answer that the first reward function reads in a completion
+    generate: Span
+    load: Span  # taking over the weights, before generating
+    memory_gb: float
+
+    @property
+    def tokens(self) -> int:
+        """Generated tokens."""
+        return int(self.completion_mask.sum())
+
+
+@dataclasses.dataclass(frozen=True)
+class Scores:
+    """The reference model's logprobs of one rollout's completions, (B, T) float32."""
+
+    logprobs: Tensor
+    span: Span
+    memory_gb: float
+
+
+def completion_mask(ids: Tensor, eos_ids: Sequence[int]) -> Tensor:
+    """(B, T) bool: True up to and including each row's first EOS. Found by position, since pad may equal EOS."""
+    is_eos = torch.isin(ids, torch.tensor(list(eos_ids), dtype=ids.dtype, device=ids.device))
+    eos_before = is_eos.cumsum(dim=1) - is_eos.long()
+    return eos_before == 0
+
+
+def pad_left(rows: Sequence[Sequence[int]], pad: int, width: int | None = None) -> tuple[Tensor, Tensor]:
+    """Token lists as (B, width) int64 ids and a bool mask, padded on the left, as decoder-only models generate."""
+    width = max((len(row) for row in rows), default=0) if width is None else width
+    ids = torch.full((len(rows), width), pad, dtype=torch.long)
+    mask = torch.zeros(len(rows), width, dtype=torch.bool)
+    for i, row in enumerate(rows):
+        if row:
+            ids[i, width - len(row) :] = torch.tensor(row, dtype=torch.long)
+            mask[i, width - len(row) :] = True
+    return ids, mask
+
+
+def position_ids(mask: Tensor) -> Tensor:
+    """(B, L) int64 positions counted from each row's first real token; padding gets 0."""
+    return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def rows_of(rollout: Rollout, rows: slice) -> Rollout:
+    """A slice of rows, with the padding that no row of it needs cut away."""
+
+    def cut(value: Tensor) -> Tensor:
+        return value[rows]
+
+    prompt_mask, mask = cut(rollout.prompt_mask), cut(rollout.completion_mask)
+    left = rollout.prompt_ids.shape[1] - int(prompt_mask.sum(1).max())
+    right = max(1, int(mask.sum(1).max()))
+    return dataclasses.replace(
+        rollout,
+        prompt_ids=cut(rollout.prompt_ids)[:, left:],
+        prompt_mask=prompt_mask[:, left:],
+        completion_ids=cut(rollout.completion_ids)[:, :right],
+        completion_mask=mask[:, :right],
+        logprobs=cut(rollout.logprobs)[:, :right],
+        rewards=cut(rollout.rewards),
+        reward_parts={name: cut(part) for name, part in rollout.reward_parts.items()},
+        advantages=cut(rollout.advantages),
+        groups=cut(rollout.groups),
+        finished=cut(rollout.finished),
+        prompts=rollout.prompts[rows],
+        completions=rollout.completions[rows],
+        answers=rollout.answers[rows],
+        extracted=rollout.extracted[rows],
+    )
+
+
+def merge(shards: Sequence[Rollout]) -> Rollout:
+    """One batch out of its generators' shares, in row order. Padding is widened to the longest share."""
+    if len(shards) == 1:
+        return shards[0]
+    stamps = {(s.batch, s.version, s.weights_step) for s in shards}
+    if len(stamps) != 1:
+        raise ValueError(f"shares of one batch must carry one stamp, got {sorted(stamps)}")
+
+    def cat(name: str) -> Tensor:
+        return torch.cat([getattr(s, name) for s in shards])
+
+    def wide(name: str, left: bool) -> Tensor:
+        parts = [getattr(s, name) for s in shards]
+        width = max(part.shape[1] for part in parts)
+        gaps = [(width - p.shape[1], 0) if left else (0, width - p.shape[1]) for p in parts]
+        return torch.cat([torch.nn.functional.pad(p, gap) for p, gap in zip(parts, gaps, strict=True)])
+
+    return dataclasses.replace(
+        shards[0],
+        prompt_ids=wide("prompt_ids", left=True),
+        prompt_mask=wide("prompt_mask", left=True),
+        completion_ids=wide("completion_ids", left=False),
+        completion_mask=wide("completion_mask", left=False),
+        logprobs=wide("logprobs", left=False),
+        rewards=cat("rewards"),
+        reward_parts={n: torch.cat([s.reward_parts[n] for s in shards]) for n in shards[0].reward_parts},
+        advantages=cat("advantages"),
+        groups=cat("groups"),
+        finished=cat("finished"),
+        prompts=[text for s in shards for text in s.prompts],
+        completions=[text for s in shards for text in s.completions],
+        answers=[text for s in shards for text in s.answers],
+        extracted=[text for s in shards for text in s.extracted],
+        generate=(min(s.generate[0] for s in shards), max(s.generate[1] for s in shards)),
+        load=(min(s.load[0] for s in shards), max(s.load[1] for s in shards)),
+        memory_gb=sum(s.memory_gb for s in shards),
+    )
+
+
+def micro_batches(rollout: Rollout, size: int | None) -> Iterator[tuple[slice, Rollout]]:
+    """(rows, part) of at most `size` rows each, in order; None = everything at once."""
+    total = len(rollout.rewards)
+    for start in range(0, total, size or total):
+        rows = slice(start, min(start + (size or total), total))
+        yield rows, rows_of(rollout, rows)

@@ -1,0 +1,41 @@
+"""Tasks: where prompts and their answers come from. One module per kind, each with `build(config) -> Task`.
+
+Example::
+
+    task = build_task(TaskConfig(name="arithmetic", digits=2))
+    prompts_of_batch(task.train, seed=0, batch=1, count=4)  # the four problems of the first batch
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from overlaprl_ray.config import TaskConfig
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.tasks import arithmetic, gsm8k, records
+from overlaprl_ray.tasks.order import prompts_of_batch
+from overlaprl_ray.tasks.problem import Problem, Task
+
+__all__ = ["Problem", "Task", "build_task", "columns_of", "prompts_of_batch"]
+
+BUILDERS = {"arithmetic": arithmetic.build, "gsm8k": gsm8k.build, "records": records.build}
+
+# What a reward function is called with besides the columns of the data.
+RESERVED = {"prompts", "completions", "answer"}
+
+
+def build_task(config: TaskConfig) -> Task:
+    """The task that `config` describes, with `config.rewards` if it names any. ConfigError for anything that is wrong."""
+    if config.name not in BUILDERS:
+        raise ConfigError(f"task.name: {config.name!r} is no task; use one of {', '.join(BUILDERS)}")
+    task = BUILDERS[config.name](config)
+    return replace(task, rewards=tuple(config.rewards)) if config.rewards else task
+
+
+def columns_of(problems: Sequence[Problem]) -> dict[str, list[Any]]:
+    """What reward functions get besides prompts and completions: `answer` and every other column, one value per problem."""
+    names = dict.fromkeys(name for problem in problems for name in problem.columns if name not in RESERVED)
+    return {
+        "answer": [problem.answer for problem in problems],
+        **{name: [problem.columns.get(name) for problem in problems] for name in names},
+    }

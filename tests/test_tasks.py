@@ -1,0 +1,341 @@
+"""Tasks: what each one gives, the order of prompts, and one clear error for everything that can be wrong with data."""
+
+import json
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlaprl_ray.answers import extract_gsm8k_answer
+from overlaprl_ray.config import TaskConfig
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.rewards import load_rewards, score
+from overlaprl_ray.tasks import Problem, build_task, columns_of, prompts_of_batch
+
+GSM8K = Path(os.environ.get("OVERLAPRL_GSM8K", Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"))
+
+
+def jsonl(path: Path, *rows: Any) -> str:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def questions(count: int, start: int = 0) -> list[dict[str, Any]]:
+    return [{"question": f"What is {i}?", "answer": i, "level": i % 3} for i in range(start, start + count)]
+
+
+def problems(count: int) -> list[Problem]:
+    return [Problem(str(i), str(i), {}) for i in range(count)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# The order of prompts
+
+
+@given(size=st.integers(1, 30), count=st.integers(1, 70), seed=st.integers(), batches=st.integers(1, 8))
+def test_batches_cut_an_endless_stream_of_permutations(size: int, count: int, seed: int, batches: int) -> None:
+    data = problems(size)
+    # Last batch first: a batch does not depend on which others were asked for before.
+    cut = {batch: prompts_of_batch(data, seed, batch, count) for batch in range(batches, 0, -1)}
+    stream = [problem for batch in range(1, batches + 1) for problem in cut[batch]]
+    assert [len(cut[batch]) for batch in cut] == [count] * batches
+    assert stream == prompts_of_batch(data, seed, 1, count * batches), "batches follow on one another"
+    for epoch in range(len(stream) // size):
+        whole = stream[epoch * size : (epoch + 1) * size]
+        assert Counter(p.prompt for p in whole) == Counter(p.prompt for p in data), "each problem once an epoch"
+
+
+def test_every_epoch_and_every_seed_has_its_own_order() -> None:
+    data = problems(50)
+    epochs = [
+        tuple(p.prompt for p in prompts_of_batch(data, seed, epoch, 50)) for seed in (0, 1) for epoch in (1, 2, 3)
+    ]
+    assert len({*epochs, tuple(p.prompt for p in data)}) == 7
+
+
+def test_no_batch_out_of_nothing() -> None:
+    for data, batch, count in (([], 1, 1), (problems(1), 0, 1), (problems(1), 1, 0)):
+        with pytest.raises(ValueError, match="at least 1"):
+            prompts_of_batch(data, 0, batch, count)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Arithmetic
+
+
+@pytest.mark.parametrize("eval_size", [1, 2, 255, 256])
+def test_arithmetic_is_every_pair_once(eval_size: int) -> None:
+    task = build_task(TaskConfig(eval_size=eval_size))
+    pairs = [(p.columns["a"], p.columns["b"]) for p in [*task.train, *task.heldout]]
+    assert len(task.heldout) == eval_size
+    assert sorted(pairs) == [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    assert task.rewards == ("exact_match",)
+
+
+def test_arithmetic_holds_out_both_orders_of_a_sum() -> None:
+    task = build_task(TaskConfig())
+    held = {(p.columns["a"], p.columns["b"]) for p in task.heldout}
+    assert held == {(b, a) for a, b in held}
+    assert build_task(TaskConfig()) == task, "the split is fixed"
+
+
+def test_arithmetic_prompts_and_answers() -> None:
+    for problem in build_task(TaskConfig()).heldout:
+        a, b = problem.columns["a"], problem.columns["b"]
+        assert (problem.prompt, problem.answer) == (f"{a}+{b}=", str(a + b)[::-1])
+    template = "What is {a} + {b}? Answer with only the number."
+    for problem in build_task(TaskConfig(reverse_answer=False, prompt_template=template)).heldout:
+        a, b = problem.columns["a"], problem.columns["b"]
+        assert (problem.prompt, problem.answer) == (f"What is {a} + {b}? Answer with only the number.", str(a + b))
+
+
+@pytest.mark.parametrize("digits", [1, 3, 4])
+def test_arithmetic_of_other_sizes(digits: int) -> None:
+    task = build_task(TaskConfig(digits=digits, eval_size=20))
+    pairs = [(p.columns["a"], p.columns["b"]) for p in [*task.train, *task.heldout]]
+    assert len(set(pairs)) == len(pairs)
+    assert len(task.heldout) == 20
+    assert {len(str(number)) for pair in pairs for number in pair} == {digits}
+    assert len(pairs) == 81 if digits == 1 else len(pairs) > 50_000
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# GSM8K
+
+
+def gsm8k_folder(folder: Path, train: int = 6, test: int = 4) -> str:
+    def rows(count: int) -> list[dict[str, str]]:
+        return [{"question": f"q{i}", "answer": f"{i} * 1000 = {i},000\n#### {i},000"} for i in range(1, count + 1)]
+
+    jsonl(folder / "train.jsonl", *rows(train))
+    jsonl(folder / "test.jsonl", *rows(test))
+    return str(folder)
+
+
+def test_gsm8k_from_a_folder(tmp_path: Path) -> None:
+    task = build_task(TaskConfig(name="gsm8k", path=gsm8k_folder(tmp_path), eval_size=3))
+    assert (len(task.train), len(task.heldout), task.rewards) == (6, 3, ("gsm8k",))
+    first = task.train[0]
+    assert (first.prompt, first.answer) == ("q1", "1,000")
+    assert first.columns["answer"] == "1 * 1000 = 1,000\n#### 1,000"
+    assert [p.prompt for p in task.heldout] == ["q1", "q2", "q3"]
+
+
+def test_gsm8k_whole() -> None:
+    if not GSM8K.is_dir():
+        pytest.skip(f"no GSM8K at {GSM8K}; set OVERLAPRL_GSM8K to a folder with train.jsonl and test.jsonl")
+    task = build_task(TaskConfig(name="gsm8k", path=str(GSM8K), eval_size=2000))
+    assert (len(task.train), len(task.heldout)) == (7473, 1319)
+    assert all(extract_gsm8k_answer(p.answer) == p.answer.replace(",", "") for p in [*task.train, *task.heldout])
+
+
+def test_gsm8k_wants_its_own_format(tmp_path: Path) -> None:
+    jsonl(tmp_path / "test.jsonl", {"question": "q", "answer": "#### 1"})
+    jsonl(tmp_path / "train.jsonl", {"question": "q", "answer": "#### 1"}, {"question": "q", "answer": "no mark, 5"})
+    with pytest.raises(ConfigError, match=r"task\.path: .*train\.jsonl, line 2 .*####.*task\.name records"):
+        build_task(TaskConfig(name="gsm8k", path=str(tmp_path)))
+    (tmp_path / "test.jsonl").unlink()
+    jsonl(tmp_path / "train.jsonl", {"question": "q", "answer": "#### 1"})
+    with pytest.raises(ConfigError, match=r"task\.path: .* no test split; give a folder with train\.jsonl and test"):
+        build_task(TaskConfig(name="gsm8k", path=str(tmp_path)))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Records
+
+
+def test_records_split_off_a_fixed_fifth_at_most(tmp_path: Path) -> None:
+    config = TaskConfig(name="records", path=jsonl(tmp_path / "data.jsonl", *questions(20)))
+    task = build_task(config)
+    assert (len(task.train), len(task.heldout), task.rewards) == (16, 4, ("math",))
+    assert sorted(int(p.answer) for p in [*task.train, *task.heldout]) == list(range(20))
+    assert build_task(config) == task
+    assert len(build_task(config.model_copy(update={"eval_size": 3})).heldout) == 3
+    two = build_task(TaskConfig(name="records", path=jsonl(tmp_path / "two.jsonl", *questions(2))))
+    assert (len(two.train), len(two.heldout)) == (1, 1)
+
+
+def test_records_eval_path_before_test_split_before_own_split(tmp_path: Path) -> None:
+    jsonl(tmp_path / "set" / "train.jsonl", *questions(10))
+    jsonl(tmp_path / "set" / "test.jsonl", *questions(5, start=100))
+    other = jsonl(tmp_path / "other.jsonl", *questions(5, start=200))
+    task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_size=2))
+    assert [p.answer for p in task.heldout] == ["100", "101"]
+    assert len(task.train) == 10
+    task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_path=other, eval_size=2))
+    assert [p.answer for p in task.heldout] == ["200", "201"]
+
+
+def write_csv(path: Path) -> None:
+    path.write_text('\ufeffquestion,answer\r\n"one,\ntwo",007\r\nthree,1.50\r\n', encoding="utf-8", newline="")
+
+
+def write_parquet(path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    columns = {"question": ["one,\ntwo", "three"], "answer": ["007", "1.50"]}
+    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+
+
+def write_json(path: Path) -> None:
+    rows = [{"question": "one,\ntwo", "answer": "007"}, {"question": "three", "answer": "1.50"}]
+    path.write_text(json.dumps(rows), encoding="utf-8")
+
+
+def write_jsonl(path: Path) -> None:
+    write_json(path)
+    rows = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text("\ufeff" + "\n\n".join(map(json.dumps, rows)), encoding="utf-8")
+
+
+@pytest.mark.parametrize("write", [write_csv, write_parquet, write_json, write_jsonl])
+def test_records_read_every_format_alike(tmp_path: Path, write: Callable[[Path], None]) -> None:
+    path = tmp_path / f"data.{write.__name__.removeprefix('write_')}"
+    write(path)
+    task = build_task(TaskConfig(name="records", path=str(path), eval_path=str(path)))
+    assert [(p.prompt, p.answer) for p in task.train] == [("one,\ntwo", "007"), ("three", "1.50")]
+    assert task.heldout == task.train
+
+
+def test_records_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def load_dataset(name: str, configuration: str | None) -> dict[str, list[dict[str, Any]]]:
+        asked.append((name, configuration))
+        return {"train": questions(8), "validation": questions(3, start=50)}
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    task = build_task(TaskConfig(name="records", path="someone/numbers:small"))
+    assert asked == [("someone/numbers", "small")]
+    assert (len(task.train), [p.answer for p in task.heldout]) == (8, ["50", "51", "52"])
+    build_task(TaskConfig(name="records", path="someone/numbers"))
+    assert asked[-1] == ("someone/numbers", None)
+
+
+def test_the_hub_out_of_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load_dataset(*_: Any) -> None:
+        raise ConnectionError("no route\nto the hub")
+
+    monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+    with pytest.raises(
+        ConfigError, match=r"task\.path: 'openai/gsm8k:main' .*ConnectionError: no route\); give a local"
+    ):
+        build_task(TaskConfig(name="gsm8k"))
+
+
+def test_template_columns_and_rewards(tmp_path: Path) -> None:
+    rows = [{"problem": "{x} + 1", "topic": "sums", "solution": 3.0}] * 2  # duplicates are allowed; braces in data stay
+    config = TaskConfig(
+        name="records",
+        path=jsonl(tmp_path / "data.jsonl", *rows),
+        prompt_template=r"{topic}: {problem} Answer in \boxed{{}}.",
+        answer_column="solution",
+        rewards=["gsm8k", "boxed_format"],
+    )
+    task = build_task(config)
+    assert task.rewards == ("gsm8k", "boxed_format")
+    assert task.train[0] == Problem(r"sums: {x} + 1 Answer in \boxed{}.", "3.0", rows[0])
+    columns = columns_of([*task.train, *task.heldout])
+    assert columns == {"answer": ["3.0"] * 2, "problem": ["{x} + 1"] * 2, "topic": ["sums"] * 2, "solution": [3.0] * 2}
+    total, _ = score(load_rewards(task.rewards), None, ["?", "?"], [r"\boxed{3}", "4"], columns)
+    assert total == [2.0, 0.0]
+
+
+def test_columns_never_clash_with_what_rewards_are_called_with() -> None:
+    rows = [Problem("p", "3", {"answer": "#### 3", "prompts": 1, "completions": 2, "level": 4}), Problem("q", "5", {})]
+    assert columns_of(rows) == {"answer": ["3", "5"], "level": [4, None]}
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Bad input: the field, the value, the remedy
+
+GOOD = {"question": "q", "answer": "1"}
+
+
+@pytest.mark.parametrize(
+    ("content", "settings", "said"),
+    [
+        ("", {}, ["task.path", "data.jsonl has no rows", "at least one problem"]),
+        ('{"question": "q", "answer": 1}\n\n{"question"\n', {}, ["task.path", "data.jsonl cannot be read (line 3 is not JSON", "mend"]),
+        ('[1, 2]\n', {}, ["task.path", "line 1", "[1, 2]", "object"]),
+        (b'\xff\xfe{}', {}, ["task.path", "data.jsonl cannot be read", ".jsonl file"]),
+        ([GOOD, {"q": "q", "answer": 1}], {}, ["task.question_column", "'question'", "line 2", "q, answer"]),
+        ([{"question": "q", "a": 1}], {}, ["task.answer_column", "'answer'", "line 1", "question, a"]),
+        ([GOOD] * 2, {"answer_column": "gold"}, ["task.answer_column", "'gold'", "question, answer"]),
+        ([{"question": "q", "answer": None}], {}, ["task.answer_column", "None", "line 1", "text or a number"]),
+        ([{"question": "q", "answer": [1]}], {}, ["task.answer_column", "[1]", "line 1", "text or a number"]),
+        ([{"question": "q", "answer": True}], {}, ["task.answer_column", "True", "line 1", "text or a number"]),
+        ([{"question": "q", "answer": " "}], {}, ["task.answer_column", "' '", "line 1", "text or a number"]),
+        ([{"question": {}, "answer": 1}], {}, ["task.question_column", "{}", "line 1", "text or a number"]),
+        ([{"question": "", "answer": 1}], {}, ["task.question_column", "''", "line 1"]),
+        ([GOOD] * 2, {"prompt_template": "{problem}"}, ["task.prompt_template", "'{problem}'", "line ", "{question}"]),
+        ([GOOD] * 2, {"prompt_template": r"{question} \boxed{}"}, ["task.prompt_template", r"\boxed{{}}"]),
+        ([GOOD] * 2, {"prompt_template": "{question"}, ["task.prompt_template", "'{question'", "expected '}'"]),
+        ([GOOD] * 2, {"prompt_template": " "}, ["task.prompt_template", "' '", "empty prompt"]),
+        ([GOOD], {}, ["task.path", "one row", "task.eval_path"]),
+        ([GOOD] * 2, {"eval_path": "nowhere.jsonl"}, ["task.eval_path", "nowhere.jsonl", ".parquet"]),
+    ],
+)  # fmt: skip
+def test_bad_records(tmp_path: Path, content: Any, settings: dict[str, Any], said: list[str]) -> None:
+    path = tmp_path / "data.jsonl"
+    if isinstance(content, list):
+        jsonl(path, *content)
+    else:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ConfigError) as error:
+        build_task(TaskConfig(name="records", path=str(path), **settings))
+    assert [part for part in said if part not in str(error.value)] == [], str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "said"),
+    [
+        ("a.json", '{"data": []}', "it holds a dict, not a list of objects"),
+        ("a.json", "[", "cannot be read (Expecting value"),
+        ("a.json", "[1]", "item 1 holds 1"),
+        ("a.parquet", "question", "cannot be read"),
+        ("a.csv", "question,answer\n", "no rows"),
+        ("a.csv", "question,answer\nq\n", "'answer' is None"),
+        ("a.txt", "question", "no file"),
+    ],
+)
+def test_bad_files_of_other_formats(tmp_path: Path, name: str, content: str, said: str) -> None:
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError) as error:
+        build_task(TaskConfig(name="records", path=str(tmp_path / name)))
+    assert str(tmp_path / name) in str(error.value)
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize("path", ["missing.jsonl", "./missing", "/missing/folder/file", "owner/missing.csv", "missing"])
+def test_a_path_that_is_not_there(path: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.path: no file .*missing.*; give the path of a"):
+        build_task(TaskConfig(name="records", path=path))
+
+
+def test_a_bad_eval_file_is_blamed_on_eval_path(tmp_path: Path) -> None:
+    (tmp_path / "eval.jsonl").write_text("{}\n{")
+    data = jsonl(tmp_path / "data.jsonl", GOOD)
+    with pytest.raises(ConfigError, match=r"task\.eval_path: .*eval\.jsonl cannot be read \(line 2 is not JSON"):
+        build_task(TaskConfig(name="records", path=data, eval_path=str(tmp_path / "eval.jsonl")))
+
+
+def test_other_bad_settings(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"task\.path: nothing given; task records needs"):
+        build_task(TaskConfig(name="records"))
+    with pytest.raises(ConfigError, match=r"task\.path: .* has no train file; name it train\.jsonl"):
+        build_task(TaskConfig(name="records", path=str(tmp_path)))
+    with pytest.raises(ConfigError, match=r"task\.name: 'chess' is no task; use one of arithmetic, gsm8k, records"):
+        build_task(TaskConfig().model_copy(update={"name": "chess"}))
+    with pytest.raises(ConfigError, match=r"task\.eval_size: 81 leaves nothing .*81 problems.*task\.digits 1; make it"):
+        build_task(TaskConfig(digits=1, eval_size=81))
