@@ -21,13 +21,13 @@ def float64(values: Any) -> torch.Tensor:
     ("estimator", "formula"),
     [(k1, lambda x: -x), (k2, lambda x: x * x / 2), (k3, lambda x: math.exp(x) - 1 - x)],
 )
-def test_equals_the_formula(estimator, formula) -> None:
+def test_equals_the_formula(estimator: Any, formula: Any) -> None:
     expected = float64([formula(x) for x in LOG_RATIOS.tolist()])
     torch.testing.assert_close(estimator(LOG_RATIOS), expected, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("estimator", [k1, k3])
-def test_k1_and_k3_are_unbiased(estimator) -> None:
+def test_k1_and_k3_are_unbiased(estimator: Any) -> None:
     """The expectation over x ~ p, summed exactly over all x, is KL(p || q)."""
     log_p, log_q = torch.randn(2, 50, dtype=torch.float64, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
     exact = (log_p.exp() * (log_p - log_q)).sum()
@@ -41,7 +41,7 @@ def test_k2_has_the_gradient_of_the_reference_kl() -> None:
     log_pi, log_ref = logits.log_softmax(-1), reference.log_softmax(-1)
     (exact,) = torch.autograd.grad((log_pi.exp() * (log_pi - log_ref)).sum(), logits, retain_graph=True)
 
-    def expected_gradient(kind) -> torch.Tensor:
+    def expected_gradient(kind: Any) -> torch.Tensor:
         on_policy = (log_pi.detach().exp() * reference_penalty(log_pi, log_ref, kind)).sum()
         return torch.autograd.grad(on_policy, logits, retain_graph=True)[0]
 
@@ -81,7 +81,7 @@ def test_k3_is_finite_and_never_negative(log_r: float) -> None:
 @pytest.mark.parametrize("estimator", [k1, k2, k3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("log_r", [1e4, -1e4, math.inf, -math.inf])
-def test_far_ratios_stay_finite(estimator, dtype: torch.dtype, log_r: float) -> None:
+def test_far_ratios_stay_finite(estimator: Any, dtype: torch.dtype, log_r: float) -> None:
     far = torch.tensor(log_r, dtype=dtype, requires_grad=True)
     value = estimator(far)
     (gradient,) = torch.autograd.grad(value, far)

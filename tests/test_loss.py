@@ -157,7 +157,7 @@ def assert_equals_naive(settings: LossSettings, batch: Batch, **options: Any) ->
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("correction", ["none", "truncated"])
-def test_the_batch_reaches_every_clip_and_cap(batch: Batch, level, correction) -> None:
+def test_the_batch_reaches_every_clip_and_cap(batch: Batch, level: Any, correction: Any) -> None:
     settings = replace(PLAIN, importance_level=level, correction=correction)
     output, gradient = evaluate(settings, batch, proximal=batch.proximal)
     assert output.clip_low > 0
@@ -175,20 +175,22 @@ def test_the_batch_reaches_every_clip_and_cap(batch: Batch, level, correction) -
     ("loss_type", "importance_level", "correction"),
     list(product(["grpo", "dapo", "dr_grpo"], ["token", "sequence"], ["none", "truncated", "decoupled"])),
 )
-def test_equals_the_formula(batch: Batch, loss_type, importance_level, correction, later_update: bool) -> None:
+def test_equals_the_formula(
+    batch: Batch, loss_type: Any, importance_level: Any, correction: Any, later_update: bool
+) -> None:
     settings = replace(PLAIN, loss_type=loss_type, importance_level=importance_level, correction=correction, beta=0.1)
     assert_equals_naive(settings, batch, proximal=batch.proximal if later_update else None)
 
 
 @pytest.mark.parametrize("kl_penalty", ["k2", "k3", "straight_through"])
 @pytest.mark.parametrize("dual_clip", [None, 1.1, 1.8])
-def test_dual_clip_and_penalties_equal_the_formula(batch: Batch, dual_clip, kl_penalty) -> None:
+def test_dual_clip_and_penalties_equal_the_formula(batch: Batch, dual_clip: Any, kl_penalty: Any) -> None:
     assert_equals_naive(replace(PLAIN, dual_clip=dual_clip, beta=0.3, kl_penalty=kl_penalty), batch)
 
 
 @pytest.mark.parametrize("dual_clip", [None, 1.8])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_row_weight_and_keep_equal_the_formula(batch: Batch, loss_type, dual_clip) -> None:
+def test_row_weight_and_keep_equal_the_formula(batch: Batch, loss_type: Any, dual_clip: Any) -> None:
     settings = replace(PLAIN, loss_type=loss_type, beta=0.1, dual_clip=dual_clip)
     keep = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(1)) < 0.6
     weight = torch.linspace(0, 1, 8, dtype=torch.float64)
@@ -253,7 +255,7 @@ def test_an_unknown_loss_type_is_an_error() -> None:
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("correction", ["truncated", "decoupled"])
-def test_on_policy_corrections_change_nothing(batch: Batch, correction, level) -> None:
+def test_on_policy_corrections_change_nothing(batch: Batch, correction: Any, level: Any) -> None:
     """μ = π_prox: w = 1 and r = ρ, at the first update and, after π has moved, at the second."""
     none = replace(PLAIN, importance_level=level)
     for now in (batch.behaviour, batch.logprobs):
@@ -265,7 +267,7 @@ def test_on_policy_corrections_change_nothing(batch: Batch, correction, level) -
 
 
 @pytest.mark.parametrize("correction", ["truncated", "decoupled"])
-def test_no_gradient_goes_through_the_proximal_policy(batch: Batch, correction) -> None:
+def test_no_gradient_goes_through_the_proximal_policy(batch: Batch, correction: Any) -> None:
     settings = replace(PLAIN, correction=correction)
     _, expected = evaluate(settings, batch)
     logprobs = batch.logprobs.clone().requires_grad_()
@@ -292,7 +294,7 @@ def test_with_stored_logprobs_the_ratio_is_not_one(batch: Batch) -> None:
 @pytest.mark.parametrize("size", [1, 3, 4])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
-def test_micro_batches_add_up(batch: Batch, loss_type, level, size: int) -> None:
+def test_micro_batches_add_up(batch: Batch, loss_type: Any, level: Any, size: int) -> None:
     settings = replace(PLAIN, loss_type=loss_type, importance_level=level, beta=0.1, correction="truncated")
     whole = whole_normalizer(settings, batch.mask)
     weight = torch.linspace(0.2, 1, 8, dtype=torch.float64)
@@ -312,15 +314,15 @@ def test_averaging_token_means_over_micro_batches_would_be_wrong(batch: Batch) -
     settings = replace(PLAIN, loss_type="dapo")
     expected, _ = evaluate(settings, batch)
     parts = torch.arange(8).split(4)
-    averaged = sum(evaluate(settings, batch[rows])[0].loss for rows in parts) / len(parts)
+    averaged = sum(evaluate(settings, batch[rows])[0].policy_loss for rows in parts) / len(parts)
     whole = whole_normalizer(settings, batch.mask)
-    summed = float(sum(evaluate(settings, batch[rows], whole)[0].loss for rows in parts))
+    summed = float(sum(evaluate(settings, batch[rows], whole)[0].policy_loss for rows in parts))
     assert summed == pytest.approx(expected.loss.item(), rel=1e-12)
     assert abs(averaged - expected.loss) > 1e-3
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_dropped_rows_stay_in_the_normalizer(batch: Batch, loss_type) -> None:
+def test_dropped_rows_stay_in_the_normalizer(batch: Batch, loss_type: Any) -> None:
     """Weight 0 on the second half leaves the first half's gradient as it was; removing those rows would inflate it."""
     settings = replace(PLAIN, loss_type=loss_type, beta=0.1)
     _, whole = evaluate(settings, batch)
@@ -330,7 +332,7 @@ def test_dropped_rows_stay_in_the_normalizer(batch: Batch, loss_type) -> None:
 
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
-def test_dropped_tokens_lose_their_policy_term_only(batch: Batch, loss_type) -> None:
+def test_dropped_tokens_lose_their_policy_term_only(batch: Batch, loss_type: Any) -> None:
     settings = replace(PLAIN, loss_type=loss_type, beta=0.1)
     keep = torch.ones_like(batch.mask)
     _, all_kept = evaluate(settings, batch, keep=keep)
@@ -374,7 +376,9 @@ def test_rows_without_signal_give_no_policy_gradient(batch: Batch) -> None:
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("correction", ["none", "truncated", "decoupled"])
 @pytest.mark.parametrize("kl_penalty", ["k2", "k3", "straight_through"])
-def test_masked_positions_reach_nothing(batch: Batch, garbage: float, level, correction, kl_penalty) -> None:
+def test_masked_positions_reach_nothing(
+    batch: Batch, garbage: float, level: Any, correction: Any, kl_penalty: Any
+) -> None:
     settings = replace(PLAIN, importance_level=level, correction=correction, beta=0.1, kl_penalty=kl_penalty)
     names = ("logprobs", "behaviour", "proximal", "reference")
     dirty = replace_fields(batch, **{n: getattr(batch, n).masked_fill(~batch.mask, garbage) for n in names})
@@ -391,7 +395,7 @@ def test_masked_positions_reach_nothing(batch: Batch, garbage: float, level, cor
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("correction", ["none", "truncated", "decoupled"])
 @pytest.mark.parametrize("far", [1e4, -1e4])
-def test_far_ratios_stay_finite(dtype: torch.dtype, level, correction, far: float) -> None:
+def test_far_ratios_stay_finite(dtype: torch.dtype, level: Any, correction: Any, far: float) -> None:
     shape = (2, 3)
     batch = Batch(
         logprobs=torch.full(shape, far, dtype=dtype),

@@ -12,7 +12,7 @@ from overlaprl_ray.advantages import group_advantages
 from overlaprl_ray.loss import LossSettings, grpo_loss, normalizer
 
 pytest.importorskip("trl")
-from trl import GRPOTrainer  # noqa: E402
+from trl import GRPOTrainer
 
 MAX_NEW_TOKENS = 7
 ROWS = 8

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
 
@@ -168,6 +169,11 @@ def test_expressions(answer: str, gold: str, same: bool) -> None:
     assert reward("math", rf"so \boxed{{{answer}}}.", rf"A solution ends in \boxed{{{gold}}}.") == same
 
 
+def test_expressions_compare_in_any_thread() -> None:  # math-verify's own time limit works in the main one only
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(same_answer, "z+7", "7+z").result() is True
+
+
 def test_exact_match_is_strict_but_for_whitespace() -> None:
     assert reward("exact_match", " 92\n", "92") == 1.0
     assert [reward("exact_match", text, "92") for text in ("92.", "The answer is 92", "", "092")] == [0.0] * 4
@@ -328,7 +334,7 @@ def test_a_reward_named_twice() -> None:
 def test_score_hands_over_every_column_by_name() -> None:
     def own(
         prompts: list[str], completions: list[str], answer: list[str], level: list[int], **rest: object
-    ) -> list[int]:
+    ) -> list[float]:
         assert (prompts, completions, answer, level, rest) == (
             ["p", "q"],
             ["c", "d"],

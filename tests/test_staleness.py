@@ -222,7 +222,7 @@ def test_summary_counts_decisions(scheduler: StalenessScheduler) -> None:
 
 
 @pytest.mark.parametrize("granularity", GRANULARITIES)
-def test_nan_is_an_error_not_a_decision(scheduler: StalenessScheduler, granularity) -> None:
+def test_nan_is_an_error_not_a_decision(scheduler: StalenessScheduler, granularity: Any) -> None:
     with pytest.raises(RunError, match="nan"):
         scheduler.decide(math.nan)
     inputs = gate_inputs()

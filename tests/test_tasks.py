@@ -207,17 +207,19 @@ def test_records_read_every_format_alike(tmp_path: Path, write: Callable[[Path],
 
 
 def test_records_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
+    asked: list[tuple[str, str | None]] = []
+    extra: dict[str, list[dict[str, Any]]] = {}
 
     def load_dataset(name: str, configuration: str | None) -> dict[str, list[dict[str, Any]]]:
         asked.append((name, configuration))
-        return {"train": questions(8), "validation": questions(3, start=50)}
+        return {"train": questions(8), "validation": questions(3, start=50), **extra}
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     task = build_task(TaskConfig(name="records", path="someone/numbers:small"))
     assert asked == [("someone/numbers", "small")]
     assert (len(task.train), [p.answer for p in task.heldout]) == (8, ["50", "51", "52"])
-    build_task(TaskConfig(name="records", path="someone/numbers"))
+    extra["test"] = questions(1, start=70)
+    assert [p.answer for p in build_task(TaskConfig(name="records", path="someone/numbers")).heldout] == ["70"]
     assert asked[-1] == ("someone/numbers", None)
 
 
@@ -267,7 +269,7 @@ GOOD = {"question": "q", "answer": "1"}
         ("", {}, ["task.path", "data.jsonl has no rows", "at least one problem"]),
         ('{"question": "q", "answer": 1}\n\n{"question"\n', {}, ["task.path", "data.jsonl cannot be read (line 3 is not JSON", "mend"]),
         ('[1, 2]\n', {}, ["task.path", "line 1", "[1, 2]", "object"]),
-        (b'\xff\xfe{}', {}, ["task.path", "data.jsonl cannot be read", ".jsonl file"]),
+        (b'\xff\xfe{}', {}, ["task.path", "data.jsonl cannot be read", "another .jsonl"]),
         ([GOOD, {"q": "q", "answer": 1}], {}, ["task.question_column", "'question'", "line 2", "q, answer"]),
         ([{"question": "q", "a": 1}], {}, ["task.answer_column", "'answer'", "line 1", "question, a"]),
         ([GOOD] * 2, {"answer_column": "gold"}, ["task.answer_column", "'gold'", "question, answer"]),

@@ -31,7 +31,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _json(path: Path) -> Iterator[Row]:
     rows = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(rows, list):
-        raise ValueError(f"it holds a {type(rows).__name__}, not a list of objects")
+        raise ValueError(f"it holds a {type(rows).__name__}, not a list of objects")  # noqa: TRY004 (the data is wrong, not a type)
     yield from ((f"{path}, item {number}", row) for number, row in enumerate(rows, start=1))
 
 

@@ -1,0 +1,42 @@
+"""Shared by all tests: one cache for built models, one Ray for everything that needs it, small configurations."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from overlaprl_ray.config import ExperimentConfig
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+torch.set_num_threads(1)  # as the actors' default: bits depend on it
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory):
+    """Built models live for the test session only."""
+    os.environ["OVERLAPRL_CACHE"] = str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="session")
+def local_ray(cache):
+    """One local Ray for all tests that run actors in this process."""
+    import ray
+
+    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="error")
+    yield ray
+    ray.shutdown()
+
+
+def small(**groups) -> ExperimentConfig:
+    """A run of seconds: 4 x 4 completions, a model that is barely trained."""
+    grpo = {"num_steps": 4, "num_prompts_per_step": 4, "group_size": 4, **groups.pop("grpo", {})}
+    model = {"tiny": {"warm_start_max_steps": 40, "warm_start_batch": 64}, **groups.pop("model", {})}
+    task = {"eval_size": 16, **groups.pop("task", {})}
+    return ExperimentConfig(grpo=grpo, model=model, task=task, **groups)
+
+
+def read_jsonl(path: Path) -> list[dict]:
+    """Rows of a run's file."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
