@@ -15,10 +15,11 @@ TINY = "tiny"  # the built-in model: made and warm-started here, downloaded from
 # What the built-in model wants instead of the defaults below, which are meant for pretrained models.
 TINY_DEFAULTS: dict[str, Any] = {
     "lr": 1e-3,
-    "num_steps": 200,
+    "num_steps": 250,
     "num_prompts_per_step": 32,
     "max_new_tokens": 5,
     "temperature": 1.0,
+    "beta": 0.001,
     "micro_batch_size": None,
 }
 
