@@ -163,7 +163,7 @@ def fetch(reference: Any, what: str, timeout_s: float, setting: str) -> Any:
     try:
         return ray.get(reference, timeout=max(0.0, timeout_s))
     except ray.exceptions.GetTimeoutError:
-        raise RunError(f"waited in vain for {what} ({setting} ran out); see whether an actor hangs, or raise it") from None
+        raise RunError(f"waited in vain for {what} ({setting} ran out); does an actor hang? else raise it") from None
     except ray.exceptions.RayTaskError as error:
         raise _known(error, what) from error
     except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:

@@ -1,6 +1,6 @@
 r"""Finding the final answer in a completion, and comparing two answers exactly.
 
-Numbers are compared as fractions, without a tolerance: 3, 3.0 and 3.00 are one number, 1000000 and 1000000.00005 are two.
+Numbers are compared as fractions, without a tolerance: 3, 3.0 and 3.00 are one, 1000000 and 1000000.00005 are two.
 A completion may be anything that a model can emit, so nothing here raises on any text and every step is linear in a
 text of bounded length.
 
@@ -26,11 +26,14 @@ MAX_EXPRESSION, MAX_DEPTH, MAX_VARIABLES, MAX_DEGREE, MAX_EXPONENT = 120, 5, 3, 
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
-    rf"""(?<![\w^])(?<!\d\.)(?<!\^\{{)                            # not inside a word (x2), a decimal, an exponent (m^2)
-    (?P<sign>(?<![\w)\]}}])-)?                              # a sign, not the minus of 20-3
-    (?:(?P<whole>\d+)?[ ]?\\[dt]?frac[ ]?(?:\{{[ ]?(?P<top>-?(?:{_DIGITS}))[ ]?\}}[ ]?\{{[ ]?(?P<bottom>-?(?:{_DIGITS}))[ ]?\}}
-                                        |(?P<top1>\d)(?P<bottom1>\d))
-      |(?P<number>{_DIGITS})(?:[ ]?/[ ]?(?P<over>{_DIGITS}))?)""",
+    rf"""(?<![\w^])(?<!\d\.)(?<!\^\{{)  # not inside a word (x2), a decimal or an exponent (m^2)
+    (?P<sign>(?<![\w)\]}}])-)?         # a sign, not the minus of 20-3
+    (?:
+      (?P<whole>\d+)?[ ]?\\[dt]?frac[ ]?
+        (?:\{{[ ]?(?P<top>-?(?:{_DIGITS}))[ ]?\}}[ ]?\{{[ ]?(?P<bottom>-?(?:{_DIGITS}))[ ]?\}}
+        |(?P<top1>\d)(?P<bottom1>\d))
+      |(?P<number>{_DIGITS})(?:[ ]?/[ ]?(?P<over>{_DIGITS}))?
+    )""",
     re.ASCII | re.VERBOSE,
 )
 _BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\.|[{}]", re.DOTALL)
@@ -84,7 +87,7 @@ def parse_number(answer: str) -> Fraction | None:
 
 
 def last_box(text: str) -> str | None:
-    r"""What the last closed `\boxed{...}` with content holds, braces balanced (the inner one of two nested); else None."""
+    r"""The content of the last closed, non-empty `\boxed{...}` (of two nested ones the inner), or None."""
     text, best, opened = text[-MAX_TEXT:], (-1, -1), []
     for token in _BRACES.finditer(text):
         if token["box"] or token[0] == "{":
@@ -105,9 +108,9 @@ def _marked(text: str) -> str | None:
 def extract_gsm8k_answer(text: str) -> str | None:
     r"""The final number of a solution as an exact canonical string ("18", "-3", "1/2"), or None if there is none.
 
-    Looked for in this order: the number right after the last `####` (GSM8K's own mark); in the last `\boxed{...}`, after
-    its last `=`; the last number of the text (the flexible extraction of lm-eval's gsm8k). The last source that the
-    model wrote down wins: a box without a number is no answer, whatever numbers stand before it.
+    Looked for in this order: the number right after the last `####` (GSM8K's own mark); in the last `\boxed{...}`,
+    after its last `=`; the last number of the text (the flexible extraction of lm-eval's gsm8k).
+    A box without a number means no answer, whatever other numbers there are.
     """
     source = _marked(text) or last_box(text)
     if source is not None:
@@ -119,7 +122,7 @@ def extract_gsm8k_answer(text: str) -> str | None:
 
 
 def extract_math_answer(text: str) -> str | None:
-    r"""The final expression: the content of the last `\boxed{...}`, else the number after `####`, else the last number."""
+    r"""The final expression: the last `\boxed{...}`, else the number after the last `####`, else the last number."""
     return last_box(text) or extract_gsm8k_answer(text)
 
 
@@ -144,7 +147,7 @@ def _depth(expression: str) -> int:
 
 
 def _tame(expression: str) -> bool:
-    """Whether sympy compares this in bounded time: short, shallow, of low degree, no towers of powers, factorials, sums.
+    """Whether sympy compares this in bounded time: short, shallow, of low degree, no towers of powers, no sums.
 
     A hard time limit would do as well but for replay: a reward must not depend on how busy the machine is.
     """
@@ -164,7 +167,7 @@ def _tame(expression: str) -> bool:
 
 
 def _same_expression(answer: str, gold: str) -> bool:
-    """math-verify's verdict on two LaTeX expressions. Its own time limit is off: it is a signal, which threads cannot have."""
+    """math-verify's verdict on two LaTeX expressions. Its time limit is off: a signal, which threads cannot have."""
     from math_verify import LatexExtractionConfig, parse, verify  # imports sympy: most of a second, so only when needed
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the time limit is off
@@ -174,7 +177,7 @@ def _same_expression(answer: str, gold: str) -> bool:
 
 
 def _written(expression: str) -> str:
-    r"""`expression` without writing that carries no meaning: spaces, `$`, `\left`, the `d` of `\dfrac`, `\text` of a word."""
+    r"""`expression` without writing that carries no meaning: spaces, `$`, `\left`, `\text`, the `d` of `\dfrac`."""
     return _WRITING.sub("", _WORDS.sub(r"\1", expression[-MAX_TEXT:]))
 
 

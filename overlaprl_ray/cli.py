@@ -4,7 +4,9 @@ config, args = parse_command_line("train.py", "One GRPO run.", ["--pipeline.mode
 """
 
 import argparse
+import copy
 import difflib
+import reprlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +31,12 @@ def fields(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> Itera
 
 
 def suggest(name: str, known: list[str]) -> str:
-    """'; did you mean X?' where something near is known, else how to list what there is."""
-    near = difflib.get_close_matches(name, known, n=1)
+    """'did you mean X?' where something near is known, in whole or by its last part, else how to list what there is."""
+    last = {other.rpartition(".")[2]: other for other in reversed(known)}
+    near = [last[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.8)]
+    near = (
+        difflib.get_close_matches(name, known, n=1, cutoff=0.8) or near or difflib.get_close_matches(name, known, n=1)
+    )
     return f"did you mean '{near[0]}'?" if near else "--help lists all settings"
 
 
@@ -50,21 +56,25 @@ def _explain(error: ValidationError) -> str:
         groups = sorted({name.rsplit(".", i)[0] for name in known for i in range(1, name.count(".") + 1)})
         text = f"{dotted}: unknown setting (value {_short(first['input'])}); {suggest(dotted, [*known, *groups])}"
     elif first["type"] == "value_error":
-        text = f"{dotted}: {first['ctx']['error']}" if dotted else str(first["ctx"]["error"])
+        text = f"{dotted}.{first['ctx']['error']}".lstrip(".")  # a check of two settings begins with a setting's name
     else:
         name = next((n for n in known if dotted == n or dotted.startswith(n + ".")), dotted)
-        remedy = known[name].description if name in known else "a mapping of settings"
-        text = f"{dotted} = {_short(first['input'])}: {_lower(first['msg'])}; expected: {remedy}"
+        remedy = known[name].description if name in known else "a mapping of settings, see --help"
+        text = f"{dotted or 'settings'} = {_short(first['input'])}: {_lower(first['msg'])}; expected: {remedy}"
     return text + (f" (and {len(more)} more)" if more else "")
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
+    text = _SHORT.repr(value)  # bounded, whatever a YAML file nests or repeats by reference
     return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
 
 
 class _UniqueKeys(yaml.SafeLoader):
@@ -88,10 +98,10 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
         raise ConfigError(f"config file '{path}': {error.strerror}; give the path of a YAML file") from None
     except UnicodeDecodeError:
         raise ConfigError(f"config file '{path}': not UTF-8 text; give the path of a YAML file") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except Exception as error:  # beyond its own errors PyYAML lets out others, as for `!!int ""` or a 40th of May
         line = getattr(getattr(error, "problem_mark", None), "line", None)
         where = f" line {line + 1}" if line is not None else ""
-        problem = getattr(error, "problem", None) or str(error).splitlines()[0]
+        problem = getattr(error, "problem", None) or " ".join(str(error).split()) or type(error).__name__
         raise ConfigError(f"config file '{path}'{where}: {problem}; correct the YAML") from None
     if values is None:
         return {}
@@ -101,16 +111,18 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
 
 
 def merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Nested values with overrides by dotted name laid over them; neither argument is changed."""
-    merged: dict[str, Any] = {k: merge(v, {}) if isinstance(v, dict) else v for k, v in values.items()}
+    """Nested values with overrides by dotted name laid over them; neither argument is changed.
+
+    Where a group holds no mapping it stays as it is, for the validation to refuse.
+    """
+    merged = copy.deepcopy(values)
     for dotted, value in overrides.items():
         *groups, name = dotted.split(".")
-        node = merged
+        node: Any = merged
         for group in groups:
-            if not isinstance(node.get(group), dict):
-                node[group] = {}
-            node = node[group]
-        node[name] = value
+            node = node.setdefault(group, {}) if isinstance(node, dict) else None
+        if isinstance(node, dict):
+            node[name] = value
     return merged
 
 
@@ -136,16 +148,18 @@ def parse_command_line(
     if extend:
         extend(parser)
     known = dict(fields())
-    group_of: dict[str, Any] = {}
+    titles = {name: name.rpartition(".")[0] or "run" for name in known}
+    group_of = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles.values())}
     for name, field in known.items():
-        title = name.rpartition(".")[0] or "run"
-        group = group_of.setdefault(title, parser.add_argument_group(title) if title not in group_of else None)
-        group.add_argument(f"--{name}", metavar="V", help=_help(name, field), default=argparse.SUPPRESS)
+        group_of[titles[name]].add_argument(
+            f"--{name}", metavar="V", help=_help(name, field), default=argparse.SUPPRESS
+        )
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].lstrip("-").split("=")[0]
-        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {suggest(name, list(known))}")
-    given = {name: _value(name, text) for name, text in vars(args).items() if name in known}
+        near = suggest(name, [*known, "config", "dry-run"])
+        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {near}")
+    given = {name: _value(name, text, known[name]) for name, text in vars(args).items() if name in known}
     return load_config(args.config, given), args
 
 
@@ -161,10 +175,13 @@ def _help(name: str, field: FieldInfo) -> str:
     return f"{text})".replace("%", "%%")
 
 
-def _value(name: str, text: str) -> Any:
+def _value(name: str, text: str, field: FieldInfo) -> Any:
+    """A setting's text as YAML; where the setting is a text itself it is taken as it stands, braces, colons and all."""
+    if field.annotation is str or (str in get_args(field.annotation) and text != "null"):
+        return text
     try:
         return yaml.safe_load(text)
-    except yaml.YAMLError:
+    except Exception:  # see read_yaml
         raise ConfigError(f"--{name} {_short(text)}: not a YAML value; quote it, e.g. '[a, b]' or null") from None
 
 

@@ -8,7 +8,8 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 TINY = "tiny"  # the built-in model: made and warm-started here, downloaded from nowhere
 
@@ -23,9 +24,14 @@ TINY_DEFAULTS: dict[str, Any] = {
     "micro_batch_size": None,
 }
 
-Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1)]
+# The upper limits are far beyond any use: they catch a slip before a machine's memory or a timer does.
+Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+NonNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10**6)]
+Whole = Annotated[int, Field(ge=0, le=10**6)]
+Seed = Annotated[int, Field(ge=0, lt=2**31)]
+Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 
 
 class Group(BaseModel):
@@ -33,22 +39,34 @@ class Group(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _keep_bools_apart(cls, value: Any, info: ValidationInfo) -> Any:
+        """`num_steps: yes` is a slip, though pydantic would take it for 1 (and 1 for true)."""
+        wants_bool = cls.model_fields[info.field_name or ""].annotation is bool
+        if isinstance(value, bool) != wants_bool:
+            kind = "true or false" if wants_bool else "neither true nor false"
+            raise PydanticCustomError("bool_type", "input should be {kind}", {"kind": kind})
+        return value
+
 
 class GRPOConfig(Group):
     """The algorithm: Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300) and its known variants."""
 
     model_name: str = Field(TINY, description=f"'{TINY}' (built in), a model folder, or a Hugging Face hub name")
-    lr: Positive = Field(1e-5, description="AdamW's learning rate, > 0")
+    lr: Positive = Field(1e-5, le=1, description="AdamW's learning rate, > 0 and at most 1")
     num_steps: Count = Field(50, description="steps: batches judged and trained on or discarded, >= 1")
     num_prompts_per_step: Count = Field(4, description="P: prompts per batch, >= 1")
-    group_size: int = Field(8, ge=2, description="G: completions per prompt, >= 2 (a group of one has no advantage)")
+    group_size: Count = Field(8, ge=2, description="G: completions per prompt, >= 2 (a group of one has no advantage)")
     max_new_tokens: Count = Field(256, description="longest completion, tokens, >= 1")
-    temperature: Positive = Field(0.7, description="sampling temperature, > 0 (logprobs are taken at the same one)")
-    top_p: Literal[1.0] = Field(1.0, description="only 1.0: rollouts do not carry the kept token ids yet")
+    temperature: float = Field(
+        0.7, ge=0.01, le=100, description="sampling temperature, 0.01 to 100 (logprobs are taken at the same one)"
+    )
+    top_p: float = Field(1.0, ge=1, le=1, description="only 1.0: rollouts do not carry the kept token ids yet")
     top_k: Literal[0] = Field(0, description="only 0 (off): rollouts do not carry the kept token ids yet")
     clip_eps: NonNegative = Field(0.2, lt=1, description="lower clip range of the ratio, 0 to 1")
     clip_eps_high: NonNegative | None = Field(None, description="upper clip range of the ratio; null = clip_eps")
-    dual_clip: float | None = Field(None, gt=1, description="cap on the ratio where A < 0, > 1; null = off")
+    dual_clip: Positive | None = Field(None, gt=1, description="cap on the ratio where A < 0, > 1; null = off")
     beta: NonNegative = Field(0.04, description="weight of the reference penalty; 0 = no reference model at all")
     kl_penalty: Literal["k2", "k3", "straight_through"] = Field(
         "k3", description="reference penalty; straight_through = value of k3, gradient of k2"
@@ -94,16 +112,16 @@ class GRPOConfig(Group):
 class TinyConfig(Group):
     """The built-in model: a small Llama over a character tokenizer, warm-started by supervised training."""
 
-    layers: Count = Field(2, description="transformer layers, >= 1")
-    hidden: int = Field(64, ge=8, multiple_of=8, description="hidden size, a multiple of 8")
+    layers: Count = Field(2, le=64, description="transformer layers, 1 to 64")
+    hidden: int = Field(64, ge=8, le=4096, multiple_of=8, description="hidden size, a multiple of 8 up to 4096")
     heads: Count = Field(4, description="attention heads; divides hidden")
     warm_start_reward: float = Field(
         0.25, ge=0, le=1, description="supervised training stops at this chance of sampling the exact answer, 0 to 1"
     )
-    warm_start_max_steps: int = Field(1500, ge=0, description="supervised steps at most, >= 0")
-    warm_start_lr: Positive = Field(5e-3, description="learning rate of the warm start, > 0")
+    warm_start_max_steps: Whole = Field(1500, description="supervised steps at most, >= 0")
+    warm_start_lr: Positive = Field(5e-3, le=1, description="learning rate of the warm start, > 0 and at most 1")
     warm_start_batch: Count = Field(128, description="problems per supervised step, >= 1")
-    seed: int = Field(0, ge=0, description="seed of the initial weights and the warm start (not the run's seed)")
+    seed: Seed = Field(0, description="seed of the initial weights and the warm start (not the run's seed)")
 
     @model_validator(mode="after")
     def _check(self) -> "TinyConfig":
@@ -133,7 +151,7 @@ class TaskConfig(Group):
     eval_size: Count = Field(256, description="held-out problems, >= 1")
     rewards: list[str] = Field([], description="reward functions, by name or package.module:function; [] = the "
                                "task's own. The first one decides accuracy")  # fmt: skip
-    reward_weights: list[float] | None = Field(None, description="one weight per reward; null = all 1")
+    reward_weights: list[Weight] | None = Field(None, description="one weight per reward; null = all 1")
     reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds")
     system_prompt: str | None = Field(None, description="system message, for models with a chat template")
     prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
@@ -175,7 +193,7 @@ class StalenessConfig(Group):
     apply_to: Literal["loss", "lr"] = Field(
         "loss", description="what the weight scales: the batch's gradient (w = 0.1 leaves about 0.10 of its influence)"
         " or that step's learning rate (leaves 0.91: momentum delivers the rest later)")  # fmt: skip
-    max_lag: int = Field(4, ge=0, description="rule version: drop a rollout more than this many versions old")
+    max_lag: Whole = Field(4, description="rule version: drop a rollout more than this many versions old")
     opsm_delta: NonNegative = Field(1e-4, description="rule opsm: drop a row with A < 0 beyond this mean log-ratio")
     m2po_tau: Positive = Field(0.04, description="rule m2po: bound on the mean squared log-ratio")
 
@@ -193,20 +211,24 @@ class StalenessConfig(Group):
 class ResourcesConfig(Group):
     """What each actor gets. GPU shares are of one device; null = none without a GPU, a share that fits with one."""
 
-    threads: Count = Field(1, description="CPU threads per actor (bits depend on it, so it is never guessed)")
-    num_generators: Count = Field(1, description="generator actors; each takes whole groups of a batch")
-    generator_gpu: float | None = Field(None, ge=0, le=1, description="GPU share of each generator, 0 to 1")
-    reference_gpu: float | None = Field(None, ge=0, le=1, description="GPU share of the reference, 0 to 1")
-    learner_gpu: float | None = Field(None, ge=0, le=1, description="GPU share of the learner, 0 to 1")
+    threads: Count = Field(
+        1, le=1024, description="CPU threads per actor, 1 to 1024 (bits depend on it: never guessed)"
+    )
+    num_generators: Count = Field(1, le=64, description="generator actors, 1 to 64; each takes whole groups of a batch")
+    generator_gpu: Share | None = Field(None, description="GPU share of each generator, 0 to 1")
+    reference_gpu: Share | None = Field(None, description="GPU share of the reference, 0 to 1")
+    learner_gpu: Share | None = Field(None, description="GPU share of the learner, 0 to 1")
     start_timeout_s: Positive = Field(600.0, description="longest wait for the actors to be ready, seconds")
 
 
 class OutputConfig(Group):
     """What is written, and where."""
 
-    dir: str | None = Field(None, description="this run's folder; null = runs/<time>-<model>-<mode>-s<seed>")
-    eval_every: int = Field(50, ge=0, description="steps between held-out evaluations; 0 = first and last only")
-    completions_every: int = Field(10, ge=0, description="steps between samples in completions.jsonl; 0 = none")
+    dir: str | None = Field(
+        None, min_length=1, description="this run's folder; null = runs/<time>-<model>-<mode>-s<seed>"
+    )
+    eval_every: Whole = Field(50, description="steps between held-out evaluations; 0 = first and last only")
+    completions_every: Whole = Field(10, description="steps between samples in completions.jsonl; 0 = none")
     save_final: bool = Field(True, description="save the trained model and tokenizer to final/")
 
 
@@ -220,7 +242,7 @@ class ExperimentConfig(Group):
     staleness: StalenessConfig = StalenessConfig()
     resources: ResourcesConfig = ResourcesConfig()
     output: OutputConfig = OutputConfig()
-    seed: int = Field(0, ge=0, lt=2**31, description="seed of everything random in the run")
+    seed: Seed = Field(0, description="seed of everything random in the run")
 
     @model_validator(mode="after")
     def _check(self) -> "ExperimentConfig":

@@ -1,8 +1,8 @@
 """One training step on one rollout: judge it, then update the policy or leave it untouched. Knows no Ray.
 
-    learner = Learner(config, model)
-    result = learner.step(rollout, scores)     # `scores` from the reference model where beta > 0
-    result.metrics["reward"], learner.version
+learner = Learner(config, model)
+result = learner.step(rollout, scores)     # `scores` from the reference model where beta > 0
+result.metrics["reward"], learner.version
 """
 
 import copy
@@ -99,7 +99,8 @@ class Learner:
         grpo = self.config.grpo
         if is_too_old(rollout.batch, rollout.weights_step, self.config.lag):
             raise RunError(
-                f"step {rollout.batch}: its batch was made after step {rollout.weights_step}, beyond lag {self.config.lag}"
+                f"step {rollout.batch}: made with the weights after step {rollout.weights_step}, "
+                f"beyond lag {self.config.lag}"
             )
         lag = self.version - rollout.version
         totals = StepTotals()
@@ -127,7 +128,9 @@ class Learner:
         memory = {"generator": rollout.memory_gb, "learner": memory_gb(self.model.device)}
         if scores:
             spans["reference"], memory["reference"] = scores.span, scores.memory_gb
-        return StepResult(rollout.batch, metrics, spans, memory, self._samples(rollout), rollout.weights_step, self.floor)
+        return StepResult(
+            rollout.batch, metrics, spans, memory, self._samples(rollout), rollout.weights_step, self.floor
+        )
 
     def _update(
         self, part: Rollout, reference: Tensor | None, update: _Update, totals: StepTotals, first: bool
@@ -153,11 +156,11 @@ class Learner:
             width = micro.logprobs.shape[1]
             logprobs, entropy = response_logprobs(self.model, micro, grpo.temperature)
             seen[rows, :width] = logprobs.detach().cpu()
+            _check_finite(seen[rows], micro)
+            gate = update.gate.rows(rows, width) if update.gate else None
             if first and when == "rows":
                 gate = self._judge(micro, seen[rows, :width] - micro.logprobs)
                 gates.append(gate)
-            else:
-                gate = update.gate.rows(rows, width) if update.gate else None
             scaling = gate if self.timing != "after" else None  # a batch's one weight comes after clipping
             device = logprobs.device
             loss = grpo_loss(
@@ -255,3 +258,12 @@ def sample_of(rollout: Rollout, row: int) -> dict[str, Any]:
         "version": rollout.version,
     }
 
+
+def _check_finite(logprobs: Tensor, rows: Rollout) -> None:
+    bad = (~logprobs.isfinite()).any(dim=1).nonzero().flatten().tolist()
+    if bad:
+        raise RunError(
+            f"step {rows.batch}: the policy's logprobs are not finite for prompt {rows.prompts[bad[0]]!r:.80}, "
+            f"completion {rows.completions[bad[0]]!r:.80} (and {len(bad) - 1} more rows); "
+            "lower grpo.lr, or use model.dtype float32"
+        )

@@ -1,6 +1,6 @@
-"""The numbers of a step: what a rollout says by itself, and what its updates add up to. Names as in TRL where it has one.
+"""The numbers of a step: what a rollout says by itself, and what its updates add up to. Named as in TRL where it can be.
 
-    rollout_metrics(rollout, group_size=8)["frac_reward_zero_std"]
+rollout_metrics(rollout, group_size=8)["frac_reward_zero_std"]
 """
 
 import dataclasses

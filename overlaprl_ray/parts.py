@@ -1,6 +1,6 @@
 """The three workers, assembled from a configuration; actors and the serial replay build them alike.
 
-    sampler = build_sampler(config, task); learner = build_learner(config, task)
+sampler = build_sampler(config, task); learner = build_learner(config, task)
 """
 
 from overlaprl_ray.config import ExperimentConfig
@@ -12,7 +12,9 @@ from overlaprl_ray.sampler import Sampler
 from overlaprl_ray.tasks import Task
 
 
-def build_sampler(config: ExperimentConfig, task: Task, device: str = "cpu", share: tuple[int, int] = (0, 1)) -> Sampler:
+def build_sampler(
+    config: ExperimentConfig, task: Task, device: str = "cpu", share: tuple[int, int] = (0, 1)
+) -> Sampler:
     """A generator's insides; `share` is (its index, how many there are)."""
     model = load_model(config, config.grpo.model_name, task, device)
     tokenizer = load_tokenizer(config.grpo.model_name)

@@ -1,4 +1,4 @@
-"""The loop. A run is a graph of actor calls whose edges are object references; the driver submits it, a few batches ahead.
+"""The loop. A run is a graph of actor calls whose edges are object references; the driver submits it a little ahead.
 
                  weights after step s(i)            scores
     generate(i) <------------------------ step(j)  <-------- score(i)      for every batch i, with s(i) = i - 1 - lag

@@ -1,6 +1,6 @@
 """Everything that can be known to be wrong before an actor starts or a byte is written.
 
-    ready = preflight(config)    # ConfigError in one line, or what the run needs
+ready = preflight(config)    # ConfigError in one line, or what the run needs
 """
 
 import dataclasses
@@ -11,13 +11,14 @@ import ray
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models import check_model, context_window, eos_ids, load_tokenizer
 from overlaprl_ray.resources import Plan, plan_resources
 from overlaprl_ray.rewards import load_rewards
 from overlaprl_ray.sampler import encode
 from overlaprl_ray.tasks import Task, build_task
+from overlaprl_ray.tiny import cache_folder
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,37 +33,53 @@ class Preflight:
 def preflight(config: ExperimentConfig) -> Preflight:
     """Check output, resources, task, rewards and model, cheapest first. Raises `ConfigError`."""
     check_output(config.output.dir)
+    if TINY in (config.grpo.model_name, config.model.reference):
+        check_writable("OVERLAPRL_CACHE", cache_folder())
     plan = plan_resources(config, available_gpus())
     task = build_task(config.task)
     load_rewards(task.rewards)
     if config.task.reward_weights is not None and len(config.task.reward_weights) != len(task.rewards):
         raise ConfigError(
-            f"task.reward_weights = {config.task.reward_weights}: {len(task.rewards)} reward(s) in use; one weight each"
+            f"task.reward_weights = {config.task.reward_weights}: task {task.name} has {len(task.rewards)} reward(s); "
+            "give one weight per reward"
         )
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
     tokenizer = load_tokenizer(config.grpo.model_name)
     eos_ids(model_config, tokenizer)
+    window = context_window(model_config)
     if config.grpo.beta and config.model.reference:
         reference = check_model(config.model.reference, "model.reference", config.model)
-        if reference.get_text_config().vocab_size != model_config.get_text_config().vocab_size:
+        vocabularies = [c.get_text_config().vocab_size for c in (reference, model_config)]
+        if vocabularies[0] != vocabularies[1]:
             raise ConfigError(
                 f"model.reference = '{config.model.reference}': its vocabulary differs from the policy's "
-                f"({reference.vocab_size} against {model_config.vocab_size}); give a model of the same family"
+                f"({vocabularies[0]} tokens against {vocabularies[1]}); give a model of the same family"
             )
-    check_lengths(config, task, tokenizer, context_window(model_config))
+        window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
+    check_lengths(config, task, tokenizer, window)
     return Preflight(task, tokenizer, plan)
 
 
 def check_output(folder: str | None) -> None:
-    """Refuse a folder that holds something: a run never writes over another."""
+    """Refuse a folder that holds something, for a run never writes over another, and one that cannot be made."""
     if folder is None:
-        return
-    path = Path(folder).expanduser()
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+        return check_writable("output.dir (null)", Path("runs"))
+    path = Path(os.path.expanduser(folder))
+    check_writable(f"output.dir = '{folder}'", path)
+    if path.exists() and any(path.iterdir()):
         raise ConfigError(f"output.dir = '{folder}': holds another run or other files; give a new folder or remove it")
-    parent = next(p for p in [path, *path.resolve().parents] if p.exists())
-    if not os.access(parent, os.W_OK):
-        raise ConfigError(f"output.dir = '{folder}': '{parent}' cannot be written to; give another folder")
+
+
+def check_writable(setting: str, folder: Path) -> None:
+    """Refuse a folder that is none, or that could neither be written to nor made."""
+    try:
+        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        fault = "is no folder" if not nearest.is_dir() else "cannot be written to"
+        if nearest.is_dir() and os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
+            return
+    except (OSError, ValueError) as error:  # too long a name; a null byte
+        nearest, fault = folder, f"is no path ({error})"
+    raise ConfigError(f"{setting}: '{nearest}' {fault}; give another folder")
 
 
 def available_gpus() -> float:
@@ -72,9 +89,7 @@ def available_gpus() -> float:
     return float(torch.cuda.device_count())
 
 
-def check_lengths(
-    config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase, window: int | None
-) -> None:
+def check_lengths(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase, window: int | None) -> None:
     """Every prompt, with the longest completion after it, must fit the model's window."""
     if window is None:
         return

@@ -1,7 +1,7 @@
 """What a person sees while a run goes on: a live line on a terminal, plain lines in a log, and a table at the end.
 
-    with Progress(num_steps=200) as progress:
-        progress.step(row); progress.evaluation(evaluation)
+with Progress(num_steps=200) as progress:
+    progress.step(row); progress.evaluation(evaluation)
 """
 
 import time
@@ -76,7 +76,9 @@ def closing_table(summary: dict[str, Any], folder: Path, console: Console) -> No
     decisions = ", ".join(f"{count} {name}" for name, count in summary["decisions"].items())
     table = Table(show_header=False, title=f"{summary['mode']}, lag {summary['lag']}, seed {summary['seed']}")
     table.add_row("held-out accuracy (greedy)", change(summary["accuracy_start"], summary["accuracy_final"]))
-    table.add_row("sampled reward, first → last 10 steps", change(summary["reward_first_10"], summary["reward_last_10"]))
+    table.add_row(
+        "sampled reward, first → last 10 steps", change(summary["reward_first_10"], summary["reward_last_10"])
+    )
     table.add_row("steps", f"{summary['steps']} at {summary['steps_per_s'] or 0:.2f} per second")
     table.add_row("generated", f"{summary['tokens']:,} tokens in {summary['samples']:,} completions")
     table.add_row("staleness decisions", decisions)

@@ -1,7 +1,7 @@
 """What waits between the actors: object references, stamped, in order, never more than the schedule allows.
 
-    queue = RolloutQueue(capacity=3)
-    queue.put(Ticket(batch=1, weights_step=0, shares=[...], scores=None, result=..., weights=...))
+queue = RolloutQueue(capacity=3)
+queue.put(Ticket(batch=1, weights_step=0, shares=[...], scores=None, result=..., weights=...))
 """
 
 import dataclasses

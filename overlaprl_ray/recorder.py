@@ -1,7 +1,7 @@
 """A run's folder, and the rows in it: written as they happen, so that a run cut short is still readable.
 
-    recorder = Recorder(folder, config, tokenizer_name=None)
-    recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status="done")
+recorder = Recorder(folder, config, tokenizer_name=None)
+recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status="done")
 """
 
 import json
@@ -20,9 +20,11 @@ import yaml
 
 from overlaprl_ray.actors import Evaluation
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.gantt import draw_gantt
 from overlaprl_ray.learner import StepResult
 from overlaprl_ray.rollout import Span
-from overlaprl_ray.summary import summarize
+from overlaprl_ray.summary import WARM_UP, summarize
+from overlaprl_ray.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
 
 TIME_FIELDS = ("wall_s", "tokens_per_s")  # and all under time/ and memory/: what differs between equal runs
 
@@ -50,7 +52,7 @@ class Recorder:
         self.started = time.time()
         self.rows: list[dict[str, Any]] = []
         self.evaluations: list[Evaluation] = []
-        self.spans: list[dict[str, Span]] = []
+        self.spans: list[StepSpans] = []
         self.floor: float | None = None
 
     def step(self, result: StepResult) -> dict[str, Any]:
@@ -71,7 +73,8 @@ class Recorder:
             **{f"memory/{actor}_gb": value for actor, value in result.memory_gb.items()},
         }
         self.rows.append(row)
-        self.spans.append(result.spans)
+        decision = row["staleness/decision"]
+        self.spans.append(StepSpans(row["step"], result.weights_step, row["version"], decision, result.spans))
         self.floor = result.floor
         self._append("metrics.jsonl", row)
         for sample in result.samples:
@@ -85,17 +88,33 @@ class Recorder:
         self._append("eval.jsonl", row)
 
     def summary(self, status: str) -> dict[str, Any]:
-        """Write summary.json; returns it."""
+        """Write summary.json and the timeline; returns the summary."""
         found = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status)
         found["staleness_floor"] = self.floor
+        timeline = self._timeline()
+        found["overlap_fraction"] = timeline.overlap_fraction
         scratch = self.folder / "summary.json.part"
         scratch.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
         os.replace(scratch, self.folder / "summary.json")  # present only when whole
+        if timeline.steps:
+            write_trace(self.folder / "timeline.json", timeline)
+            draw_gantt(self.folder / "timeline.png", timeline)
         return found
 
-    def _times(self, spans: dict[str, Span]) -> dict[str, float | None]:
+    def _timeline(self) -> Timeline:
+        return Timeline(
+            mode=self.config.pipeline.mode,
+            lag=self.config.lag,
+            seed=self.config.seed,
+            warm_up=WARM_UP,
+            started=self.started,
+            steps=self.spans,
+            evaluations=[EvaluationSpan(done.step, done.version, done.span) for done in self.evaluations],
+        )
+
+    def _times(self, spans: dict[str, Span]) -> dict[str, Any]:
         """Seconds of each stage, waits between them, and the step's own time with evaluations taken out."""
-        before = self.spans[-1] if self.spans else None
+        before = self.spans[-1].spans if self.spans else None
         idle_from = before["train"][1] if before else spans["load"][0]
         evaluated = [e.span for e in self.evaluations]
         waited = _overlap((idle_from, spans["train"][0]), evaluated)  # the learner stood still for an evaluation

@@ -6,6 +6,7 @@ Fractions only place actors; each actor also caps its own memory at its share (s
 """
 
 import dataclasses
+import math
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
@@ -33,7 +34,11 @@ class Plan:
 
         generators = f"{self.num_generators} generators, each" if self.num_generators > 1 else "generator"
         reference = share(self.reference_gpu) if self.needs_reference else "none (grpo.beta is 0)"
-        return [f"{generators}: {share(self.generator_gpu)}", f"reference: {reference}", f"learner: {share(self.learner_gpu)}"]
+        return [
+            f"{generators}: {share(self.generator_gpu)}",
+            f"reference: {reference}",
+            f"learner: {share(self.learner_gpu)}",
+        ]
 
 
 def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
@@ -42,7 +47,7 @@ def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
     needs_reference = config.grpo.beta > 0
 
     def share(value: float | None, automatic: float) -> float:
-        return value if value is not None else (automatic if gpus else 0.0)
+        return _ray_share(value if value is not None else (automatic if gpus else 0.0))
 
     plan = Plan(
         generator_gpu=share(resources.generator_gpu, GENERATORS_GPU / resources.num_generators),
@@ -52,14 +57,28 @@ def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
         threads=resources.threads,
         needs_reference=needs_reference,
     )
-    wanted = plan.generator_gpu * plan.num_generators + plan.reference_gpu + plan.learner_gpu
-    if wanted and not gpus:
-        raise ConfigError(
-            f"resources.learner_gpu and others = {wanted:g} GPU in all: this machine has no GPU; set them to 0 or null"
+    shares = [plan.generator_gpu] * plan.num_generators + [plan.reference_gpu, plan.learner_gpu]
+    if not _fit(shares, gpus):
+        wanted = (
+            f"resources.generator_gpu = {plan.generator_gpu:g} ({plan.num_generators} of them), reference_gpu = "
+            f"{plan.reference_gpu:g}, learner_gpu = {plan.learner_gpu:g}"
         )
-    if wanted > 1 + 1e-9 and wanted > gpus + 1e-9 or (gpus == 1 and wanted > 1 + 1e-9):
-        raise ConfigError(
-            f"resources.generator_gpu, reference_gpu, learner_gpu = {wanted:g} GPU in all, but there are {gpus:g}; "
-            "lower the shares until they fit"
-        )
+        remedy = "lower the shares until each finds room on one GPU" if gpus else "set them to 0 or null"
+        raise ConfigError(f"{wanted}: {sum(shares):g} GPU in all, but there are {gpus:g}; {remedy}")
     return plan
+
+
+def _ray_share(share: float) -> float:
+    """Rounded down to the four decimals Ray allows, but never to nothing."""
+    return max(math.floor(share * 10_000 + 1e-6) / 10_000, 0.0001) if share else 0.0
+
+
+def _fit(shares: list[float], gpus: float) -> bool:
+    """Whether every share finds room on a single GPU, each placed where it fits tightest, in the order of starting."""
+    free = [1.0] * int(gpus) + [gpus % 1]
+    for share in shares:
+        room = [i for i, left in enumerate(free) if left >= share - 1e-9]
+        if not room:
+            return False
+        free[min(room, key=free.__getitem__)] -= share
+    return True

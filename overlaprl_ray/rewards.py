@@ -1,8 +1,8 @@
 r"""Reward functions with TRL's signature, and the one place that calls them.
 
-A reward function is `(prompts, completions, answer, **columns) -> list[float]`: one number per completion. Completions are
-strings or TRL's chat lists (`[{"role": "assistant", "content": ...}]`); `answer` and every other column of the data come as
-lists of the same length. Anything that TRL's GRPOTrainer takes works here, as "package.module:function".
+A reward function is `(prompts, completions, answer, **columns) -> list[float]`: one number per completion. Completions
+are strings or TRL's chat lists (`[{"role": "assistant", "content": ...}]`); `answer` and every other column of the data
+come as lists of the same length. Anything that TRL's GRPOTrainer takes works here, as "package.module:function".
 
 Example::
 
@@ -42,7 +42,7 @@ def text_of(completion: Completion) -> str:
 def exact_match(
     prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[str], **columns: Any
 ) -> list[float]:
-    """1.0 where the whole completion is the answer, surrounding whitespace aside; "The answer is 92" or "92." is not 92.
+    """1.0 where the whole completion is the answer, surrounding whitespace aside: neither "92." nor "It is 92" is 92.
 
     For models that wrap a number in words, use `gsm8k`: it takes the last number of the completion.
     """
@@ -52,7 +52,10 @@ def exact_match(
 def gsm8k(
     prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[str], **columns: Any
 ) -> list[float]:
-    """1.0 where the final numbers are exactly equal (see `extract_gsm8k_answer`); `answer` is a number or a whole solution."""
+    """1.0 where the final numbers are exactly equal (see `extract_gsm8k_answer`).
+
+    `answer` is a number or a whole solution.
+    """
     found = [extract_gsm8k_answer(text_of(c)) for c in completions]
     return [float(f is not None and f == extract_gsm8k_answer(str(a))) for f, a in zip(found, answer, strict=True)]
 
@@ -60,7 +63,7 @@ def gsm8k(
 def math(
     prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[str], **columns: Any
 ) -> list[float]:
-    r"""1.0 where the final expressions mean the same (see `same_answer`); `answer` is an expression or a whole solution.
+    r"""1.0 where the final expressions mean the same (see `same_answer`); `answer`: an expression or a whole solution.
 
     Of a completion the last `\boxed{...}` counts, else the number after `####`, else the last number: ask for a box.
     """
@@ -87,7 +90,7 @@ EXTRACTORS: dict[str, Callable[[str], str | None]] = {
 
 
 def extracted(name: str, completion: Completion) -> str | None:
-    """The answer that the built-in reward `name` reads in a completion, for logs; None if none, or for other rewards."""
+    """The answer that the built-in reward `name` reads in a completion, for logs; None if none, or another reward."""
     return EXTRACTORS[name](text_of(completion)) if name in EXTRACTORS else None
 
 
@@ -178,7 +181,7 @@ def score(
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Rewards of B completions: their weighted sum (B,), and by name the unweighted parts (B,) it is made of.
 
-    `columns` holds `answer` and the other columns of the data, B values each; `weights` one number per function (None: 1).
+    `columns` holds `answer` and the other columns of the data, B values each; `weights` one per function (None: 1).
     RewardError if a function raises, or returns anything but B finite numbers.
     """
     parts = {name: _call(name, function, prompts, completions, columns) for name, function in functions.items()}

@@ -1,8 +1,9 @@
 """One run from configuration to summary: check, start Ray and the actors, run the pipeline, save.
 
-    summary = train(ExperimentConfig(seed=1))
+summary = train(ExperimentConfig(seed=1))
 """
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,7 +69,7 @@ def ray_running() -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    ray.init(log_to_driver=False, logging_level="error")
+    ray.init(log_to_driver=False, logging_level=logging.ERROR)
     try:
         yield
     finally:
@@ -79,7 +80,9 @@ def dry_run(config: ExperimentConfig, console: Console | None = None) -> Preflig
     """Check everything and print the resolved configuration and the resource plan; start and write nothing."""
     ready = preflight(config)
     console = console or Console(soft_wrap=True)
-    console.print(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(), highlight=False, markup=False)
+    console.print(
+        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(), highlight=False, markup=False
+    )
     task, plan = ready.task, ready.plan
     for line in [f"task: {len(task.train)} problems to train on, {len(task.heldout)} held out", *plan.lines()]:
         console.print(f"# {line}", highlight=False, markup=False)

@@ -102,7 +102,7 @@ class Sampler:
 
     def _decode(self, out: Generated) -> list[str]:
         rows = zip(out.ids, out.mask, strict=True)
-        return [self.tokenizer.decode(ids[mask], skip_special_tokens=True) for ids, mask in rows]
+        return [str(self.tokenizer.decode(ids[mask], skip_special_tokens=True)) for ids, mask in rows]
 
     def _score(
         self, problems: Sequence[Problem], texts: list[str], where: str
@@ -129,7 +129,7 @@ class Sampler:
             raise failure[0]
         if not result:
             raise RunError(
-                f"{where}: scoring took more than task.reward_timeout_s = {limit:g} s (first prompt {prompts[0]!r:.80}, "
-                f"completion {texts[0]!r:.80}); bound your reward function's time, or raise the limit"
+                f"{where}: scoring took more than task.reward_timeout_s = {limit:g} s (first prompt "
+                f"{prompts[0]!r:.80}, completion {texts[0]!r:.80}); bound your reward function's time, or raise the limit"
             )
         return result[0]

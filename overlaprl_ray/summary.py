@@ -1,6 +1,6 @@
 """What a finished run amounts to, computed from its rows.
 
-    summarize(config, rows, evaluations, wall_s=61.2, status="done")["accuracy_final"]
+summarize(config, rows, evaluations, wall_s=61.2, status="done")["accuracy_final"]
 """
 
 import os
@@ -63,7 +63,11 @@ def summarize(
         "samples": rows[-1]["samples"] if rows else 0,
         "wall_s": wall_s,
         "stages_s": stages,
-        **({} if stages is None else bounds(stages, config.pipeline.mode, config.lag, os.cpu_count() if on_cpu else None)),
+        **(
+            {}
+            if stages is None
+            else bounds(stages, config.pipeline.mode, config.lag, os.cpu_count() if on_cpu else None)
+        ),
         "decisions": {name: decisions[name] for name in ("fresh", "stale", "discard")},
         "staleness_kl_mean": fmean(kls) if kls else None,
         "staleness_kl_max": max(kls, default=None),

@@ -1,7 +1,7 @@
 """Publishing a policy: parameters as plain arrays that Ray stores once and that readers map without a copy.
 
-    published = publish(version, learner.weights())               # in the learner
-    engine.load_weights(published.version, received(published))   # in a generator
+published = publish(version, learner.weights())               # in the learner
+engine.load_weights(published.version, received(published))   # in a generator
 """
 
 import dataclasses

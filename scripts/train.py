@@ -1,8 +1,8 @@
 """One GRPO run.
 
-    python scripts/train.py                                                 # the built-in default
-    python scripts/train.py --pipeline.mode sync --seed 1
-    python scripts/train.py --config my.yaml --grpo.lr 1e-5 --dry-run
+python scripts/train.py                                                 # the built-in default
+python scripts/train.py --pipeline.mode sync --seed 1
+python scripts/train.py --config my.yaml --grpo.lr 1e-5 --dry-run
 """
 
 from overlaprl_ray.cli import parse_command_line, run_script
@@ -10,7 +10,9 @@ from overlaprl_ray.cli import parse_command_line, run_script
 
 def main(argv: list[str]) -> None:
     """Parse, then run or print the plan."""
-    config, args = parse_command_line("train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv)
+    config, args = parse_command_line(
+        "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv
+    )
     from overlaprl_ray.run import dry_run, train  # after parsing: a typo should not wait for torch and Ray
 
     if args.dry_run:

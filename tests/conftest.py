@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.rollout import Rollout, pad_left
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 torch.set_num_threads(1)  # as the actors' default: bits depend on it
@@ -40,3 +41,26 @@ def small(**groups) -> ExperimentConfig:
 def read_jsonl(path: Path) -> list[dict]:
     """Rows of a run's file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def make_rollout(prompts, out, **fields) -> Rollout:
+    """A rollout from generated tokens, with rewards that differ within groups of two."""
+    rows = len(prompts)
+    prompt_ids, prompt_mask = pad_left(prompts, 0)
+    rewards = torch.tensor([float(row % 2) for row in range(rows)])
+    made = {
+        "batch": 1, "version": 0, "weights_step": 0,
+        "prompt_ids": prompt_ids, "prompt_mask": prompt_mask,
+        "completion_ids": out.ids, "completion_mask": out.mask, "logprobs": out.logprobs,
+        "rewards": rewards, "reward_parts": {"exact_match": rewards}, "advantages": 2 * rewards - 1,
+        "groups": torch.arange(rows) // 2, "finished": out.finished,
+        "prompts": ["p"] * rows, "completions": ["c"] * rows, "answers": ["a"] * rows, "extracted": [None] * rows,
+        "generate": (0.0, 1.0), "load": (0.0, 0.0), "memory_gb": 0.0,
+    }  # fmt: skip
+    return Rollout(**{**made, **fields})
+
+
+@pytest.fixture
+def rollout_of():
+    """`make_rollout`, for tests that need one."""
+    return make_rollout

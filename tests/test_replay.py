@@ -49,7 +49,8 @@ def config_of(mode, lag, **groups):
 
 
 @pytest.mark.parametrize(
-    ("mode", "lag"), [("sync", 0), ("async", 0), ("async", 1), ("async", 4), ("staleness", 1), ("overlap", 0), ("overlap", 4)]
+    ("mode", "lag"),
+    [("sync", 0), ("async", 0), ("async", 4), ("staleness", 1), ("overlap", 1), ("overlap", 4)],
 )
 def test_ray_run_equals_replay(local_ray, tmp_path, mode, lag):
     config = config_of(mode, lag)

@@ -267,7 +267,7 @@ GOOD = {"question": "q", "answer": "1"}
     ("content", "settings", "said"),
     [
         ("", {}, ["task.path", "data.jsonl has no rows", "at least one problem"]),
-        ('{"question": "q", "answer": 1}\n\n{"question"\n', {}, ["task.path", "data.jsonl cannot be read (line 3 is not JSON", "mend"]),
+        ('{"question": "q", "answer": 1}\n\n{"question"\n', {}, ["task.path", "data.jsonl", "line 3 is not JSON"]),
         ('[1, 2]\n', {}, ["task.path", "line 1", "[1, 2]", "object"]),
         (b'\xff\xfe{}', {}, ["task.path", "data.jsonl cannot be read", "another .jsonl"]),
         ([GOOD, {"q": "q", "answer": 1}], {}, ["task.question_column", "'question'", "line 2", "q, answer"]),

@@ -24,7 +24,7 @@ warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated", categ
 
 @dataclasses.dataclass(frozen=True)
 class Generated:
-    """Completions of B prompts: ids (B, T) int64, mask (B, T) bool, logprobs (B, T) float32, finished (B,) bool; CPU."""
+    """Completions of B prompts, on the CPU: ids (B, T) int64, mask and logprobs (B, T), finished (B,) bool."""
 
     ids: Tensor
     mask: Tensor

@@ -25,7 +25,7 @@ RESERVED = {"prompts", "completions", "answer"}
 
 
 def build_task(config: TaskConfig) -> Task:
-    """The task that `config` describes, with `config.rewards` if it names any. ConfigError for anything that is wrong."""
+    """The task that `config` describes, with `config.rewards` if it names any. ConfigError for anything wrong."""
     if config.name not in BUILDERS:
         raise ConfigError(f"task.name: {config.name!r} is no task; use one of {', '.join(BUILDERS)}")
     task = BUILDERS[config.name](config)
@@ -33,7 +33,7 @@ def build_task(config: TaskConfig) -> Task:
 
 
 def columns_of(problems: Sequence[Problem]) -> dict[str, list[Any]]:
-    """What reward functions get besides prompts and completions: `answer` and every other column, one value per problem."""
+    """What reward functions get besides prompts and completions: `answer` and the columns, a value per problem."""
     names = dict.fromkeys(name for problem in problems for name in problem.columns if name not in RESERVED)
     return {
         "answer": [problem.answer for problem in problems],

@@ -1,7 +1,7 @@
 """Addition: the built-in task, which needs no data and which a model of 0.1 M parameters can learn.
 
-`12+34=` is answered `64`: the sum 46 with the least significant digit first (`reverse_answer`), the order in which a small
-model can carry (Lee et al. 2023, "Teaching Arithmetic to Small Transformers", arXiv 2307.03381).
+`12+34=` is answered `64`: the sum 46 with the least significant digit first (`reverse_answer`), the order in which a
+small model can carry (Lee et al. 2023, "Teaching Arithmetic to Small Transformers", arXiv 2307.03381).
 
 Example::
 
@@ -21,7 +21,7 @@ MAX_PAIRS = 50_000
 
 
 def _pairs(digits: int) -> list[tuple[int, int]]:
-    """Pairs a <= b of numbers of `digits` digits, shuffled: all of them, or MAX_PAIRS drawn of the many from 3 digits on."""
+    """Pairs a <= b of numbers of `digits` digits, shuffled: all of them, or from 3 digits on MAX_PAIRS draws."""
     rng = random.Random(SPLIT_SEED)
     numbers = range(10 ** (digits - 1), 10**digits)
     if len(numbers) ** 2 // 2 <= MAX_PAIRS:
@@ -34,7 +34,7 @@ def _pairs(digits: int) -> list[tuple[int, int]]:
 
 
 def build(config: TaskConfig) -> Task:
-    """Every pair of numbers, `eval_size` of them held out; a + b and b + a are always on the same side."""
+    """Every pair (see `_pairs`), `eval_size` of them held out; a + b and b + a are always on the same side."""
     template = config.prompt_template or "{a}+{b}="
 
     def problem(a: int, b: int) -> Problem:
@@ -50,8 +50,8 @@ def build(config: TaskConfig) -> Task:
         (held if len(held) + len(orders) <= config.eval_size else rest).extend(orders)
     if len(held) < config.eval_size or not rest:
         raise ConfigError(
-            f"task.eval_size: {config.eval_size} leaves nothing to train on of the {len(held) + len(rest)} problems with "
-            f"task.digits {config.digits}; make it smaller"
+            f"task.eval_size: {config.eval_size} leaves nothing to train on of the {len(held) + len(rest)} problems "
+            f"with task.digits {config.digits}; make it smaller"
         )
     random.Random(SPLIT_SEED).shuffle(rest)
     return Task("arithmetic", [problem(*p) for p in rest], [problem(*p) for p in held], ("exact_match",))

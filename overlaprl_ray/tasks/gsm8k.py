@@ -1,7 +1,7 @@
 """GSM8K (Cobbe et al. 2021, arXiv 2110.14168): 7,473 grade-school word problems to train on, and 1,319 to test.
 
-Every answer is a worked solution that ends in `#### ` and an integer; `Problem.answer` is what follows the mark, and the
-solution stays in the columns. Held-out problems are the first `eval_size` of the test set.
+Every answer is a worked solution that ends in `#### ` and an integer; `Problem.answer` is what follows the mark, and
+the solution stays in the columns. Held-out problems are the first `eval_size` of the test set.
 
 Example::
 
@@ -26,7 +26,8 @@ def _problems(rows: list[Row], config: TaskConfig) -> list[Problem]:
     for (where, _), problem in zip(rows, found, strict=True):
         if MARK not in problem.answer or extract_gsm8k_answer(problem.answer) is None:
             raise ConfigError(
-                f"task.path: the answer of {where} does not end in {MARK} and a number; use task.name records for other data"
+                f"task.path: the answer of {where} does not end in {MARK} and a number; "
+                "use task.name records for other data"
             )
     return [replace(problem, answer=problem.answer.rpartition(MARK)[2].strip()) for problem in found]
 

@@ -27,7 +27,7 @@ class Task:
 
 
 def render(template: str, columns: Mapping[str, Any], where: str) -> str:
-    """`template` filled with a row's columns (str.format). ConfigError if it names another column or comes out empty."""
+    """`template` filled with a row's columns (str.format). ConfigError for any other column or an empty result."""
     try:
         prompt = template.format(**columns)
     except (LookupError, ValueError, AttributeError, TypeError) as error:  # all that a bad template can raise

@@ -1,8 +1,8 @@
 """Questions and answers from any data with a column for each: your own file or folder, or a dataset of the hub.
 
-Held-out problems are the first `eval_size` rows of `task.eval_path`, else of the test split that comes with the data. Without
-either, `eval_size` rows of the data, at most a fifth, are taken out by a shuffle that is the same for every run. Rows count
-one by one: a question that stands in the data twice can fall on both sides, so give deduplicated data or an `eval_path`.
+Held-out problems are the first `eval_size` rows of `task.eval_path`, else of the test split that comes with the data.
+Without either, `eval_size` rows of the data, at most a fifth, are drawn: the same ones in every run. Rows count one by
+one: a question that stands in the data twice can fall on both sides, so give deduplicated data or an `eval_path`.
 
 Example::
 

@@ -1,7 +1,7 @@
 """Rows of data from local files, folders and the Hugging Face hub, each with the place it came from.
 
-A place ("train.jsonl, line 7") is what an error about a row names. Local JSON lines and CSV are read as they are written,
-without a library that would guess types: an answer `007` stays `007`.
+A place ("train.jsonl, line 7") is what an error about a row names. Local JSON lines and CSV are read as they are
+written, without a library that would guess types: an answer `007` stays `007`.
 """
 
 import csv
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.hub import prefer_cache_when_unreachable
 
 Row = tuple[str, dict[str, Any]]  # where it stands, its columns
 
@@ -31,7 +32,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
 def _json(path: Path) -> Iterator[Row]:
     rows = json.loads(path.read_text(encoding="utf-8-sig"))
     if not isinstance(rows, list):
-        raise ValueError(f"it holds a {type(rows).__name__}, not a list of objects")  # noqa: TRY004 (the data is wrong, not a type)
+        raise ValueError(f"it holds a {type(rows).__name__}, not a list of objects")
     yield from ((f"{path}, item {number}", row) for number, row in enumerate(rows, start=1))
 
 
@@ -53,7 +54,7 @@ READERS = {".jsonl": _json_lines, ".json": _json, ".parquet": _parquet, ".csv": 
 
 
 def read_file(path: Path, field: str = "task.path") -> list[Row]:
-    """The rows of one file, by its suffix. ConfigError naming `field` if it is missing, empty, unreadable or not of rows."""
+    """The rows of one file, by its suffix. ConfigError naming `field` if it is missing, empty or unreadable."""
     reader = READERS.get(path.suffix.lower())
     if reader is None or not path.is_file():
         raise ConfigError(f"{field}: no file {path}; give the path of a {', '.join(READERS)} file")
@@ -74,7 +75,8 @@ def _folder_file(folder: Path, split: str) -> Path | None:
 
 
 def _hub(name: str) -> dict[str, list[Row]]:
-    """Every split of a dataset of the hub, "owner/name" or "owner/name:configuration" (downloaded once, then cached)."""
+    """Every split of a hub dataset, "owner/name" or "owner/name:configuration" (downloaded once, then cached)."""
+    prefer_cache_when_unreachable()
     from datasets import load_dataset  # two seconds, and needed for the hub only
 
     repository, _, configuration = name.partition(":")
@@ -83,7 +85,7 @@ def _hub(name: str) -> dict[str, list[Row]]:
     except Exception as error:  # offline, not found, gated, several configurations: each has its own type
         raise ConfigError(
             f"task.path: {name!r} is no local file or folder, and the hub did not give it ({type(error).__name__}: "
-            f"{str(error).splitlines()[0]:.200}); give a local path, or owner/name:configuration of a hub dataset"
+            f"{' '.join(str(error).split()):.200}); give a local path, or owner/name:configuration of a hub dataset"
         ) from error
     return {
         split: [(f"{name} {split}, row {number}", dict(row)) for number, row in enumerate(rows, start=1)]

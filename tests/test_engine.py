@@ -1,0 +1,203 @@
+"""The decode loop: greedy equals transformers' own, logprobs are of what was sampled, rows leave one another alone."""
+
+import os
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from overlaprl_ray.config import TinyConfig
+from overlaprl_ray.engines.hf import HFEngine, row_uniforms, sample
+from overlaprl_ray.logprobs import check_head, response_logprobs
+from overlaprl_ray.rollout import completion_mask, pad_left, position_ids
+from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
+
+PROMPTS = [[13, 24, 5], [7], [40, 41, 42, 43, 44, 45], [9, 9]]
+
+
+@pytest.fixture(scope="module")
+def model():
+    torch.manual_seed(0)
+    made = AutoModelForCausalLM.from_config(tiny_config(TinyConfig())).eval()
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter.mul_(3)  # sharp enough that greedy has no near-ties
+    return made
+
+
+@pytest.fixture
+def engine(model):
+    return HFEngine(model, pad_id=0, eos_ids=(1,))
+
+
+def hf_greedy(model, prompts, new, pad, eos):
+    ids, mask = pad_left(prompts, pad)
+    out = model.generate(
+        ids, attention_mask=mask.long(), max_new_tokens=new, do_sample=False, pad_token_id=pad, eos_token_id=list(eos)
+    )
+    return out[:, ids.shape[1] :]
+
+
+def seeds(rows):
+    return [(0, 1, row) for row in range(rows)]
+
+
+def test_greedy_equals_transformers_generate(model, engine):
+    ours = engine.generate(PROMPTS, 24, 1.0)
+    theirs = hf_greedy(model, PROMPTS, 24, 0, (1,))
+    width = min(theirs.shape[1], ours.ids.shape[1])
+    assert width > 3
+    mask = completion_mask(theirs, (1,))[:, :width]
+    assert torch.equal(ours.ids[:, :width][mask], theirs[:, :width][mask])
+    assert torch.equal(ours.mask[:, :width], mask)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif("OVERLAPRL_SMOLLM2" not in os.environ, reason="set OVERLAPRL_SMOLLM2 to a SmolLM2 folder")
+def test_greedy_equals_transformers_generate_on_a_real_model():
+    folder = os.environ["OVERLAPRL_SMOLLM2"]
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    prompts = [
+        tokenizer.apply_chat_template([{"role": "user", "content": text}], add_generation_prompt=True)["input_ids"]
+        for text in ("What is 59 + 63?", "Name three colours, please, and say which of them the sky has.", "Hi")
+    ]
+    eos = (tokenizer.eos_token_id,)
+    ours = HFEngine(model, tokenizer.pad_token_id, eos).generate(prompts, 32, 1.0)
+    theirs = hf_greedy(model, prompts, 32, tokenizer.pad_token_id, eos)
+    mask = completion_mask(theirs, eos)
+    assert torch.equal(ours.ids[mask[:, : ours.ids.shape[1]]], theirs[mask])
+
+
+@pytest.mark.parametrize("temperature", [0.3, 0.7, 1.0, 1.7])
+def test_behaviour_logprobs_are_those_of_a_naive_loop_over_positions(model, engine, temperature):
+    """No padding, no cache, no batch: one forward per token, so any shift by one, mask or position error shows."""
+    out = engine.generate(PROMPTS, 12, temperature, seeds(len(PROMPTS)))
+    for row, prompt in enumerate(PROMPTS):
+        text = list(prompt)
+        for t in range(int(out.mask[row].sum())):
+            with torch.no_grad():
+                logits = model(input_ids=torch.tensor([text])).logits[0, -1].double()
+            token = int(out.ids[row, t])
+            expected = torch.log_softmax(logits / temperature, -1)[token]
+            assert out.logprobs[row, t] == pytest.approx(float(expected), abs=2e-4)
+            text.append(token)
+    assert (out.logprobs[~out.mask] == 0).all()
+
+
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_learner_logprobs_equal_behaviour_logprobs(model, engine, temperature, rollout_of):
+    out = engine.generate(PROMPTS, 12, temperature, seeds(len(PROMPTS)))
+    logprobs, entropy = response_logprobs(model, rollout_of(PROMPTS, out), temperature)
+    assert (logprobs - out.logprobs).abs().max() < 2e-4
+    assert (entropy[out.mask] > 0).all()
+    assert (entropy[~out.mask] == 0).all()
+
+
+def test_a_row_does_not_depend_on_its_neighbours(engine):
+    """Neither on their padding nor on their leaving the batch."""
+    together = engine.generate(PROMPTS, 16, 1.0, seeds(4))
+    for row, prompt in enumerate(PROMPTS):
+        alone = engine.generate([prompt], 16, 1.0, [seeds(4)[row]])
+        width = int(alone.mask.sum())
+        assert torch.equal(alone.ids[0, :width], together.ids[row, :width])
+        assert int(together.mask[row].sum()) == width
+        assert (alone.logprobs[0, :width] - together.logprobs[row, :width]).abs().max() < 1e-4
+
+
+def test_finished_rows_leave_the_batch(model, engine, monkeypatch):
+    sizes = []
+    forward = model.forward
+
+    def counting(*args, **kwargs):
+        sizes.append(len(kwargs["input_ids"]))
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", counting)
+    everything = tuple(range(0, 98, 2))  # half of all tokens end a row
+    out = HFEngine(model, 0, everything).generate([[5]] * 16, 12, 1.5, [(0, 0, row) for row in range(16)])
+    assert sizes[0] == 16
+    assert sizes[-1] < 16
+    assert sorted(sizes, reverse=True) == sizes
+    assert out.finished.any()
+
+
+def test_the_first_eos_is_kept_and_nothing_after_it_even_where_pad_is_eos():
+    ids = torch.tensor([[7, 2, 2, 2], [7, 8, 9, 4], [2, 7, 2, 7]])
+    expected = [[True, True, False, False], [True, True, True, True], [True, False, False, False]]
+    assert completion_mask(ids, eos_ids=(2,)).tolist() == expected
+    assert completion_mask(ids, eos_ids=(2, 8)).tolist()[1] == [True, True, False, False]
+
+
+def test_pad_equal_to_eos_changes_nothing(model):
+    one = HFEngine(model, 0, (1,)).generate(PROMPTS, 24, 1.0, seeds(4))
+    other = HFEngine(model, 1, (1,)).generate(PROMPTS, 24, 1.0, seeds(4))
+    assert torch.equal(one.mask, other.mask)
+    assert torch.equal(one.ids[one.mask], other.ids[one.mask])
+
+
+def test_the_models_own_generation_config_does_not_count(model, engine):
+    plain = engine.generate(PROMPTS, 16, 1.0, seeds(4))
+    saved = model.generation_config
+    try:
+        model.generation_config = type(saved)(do_sample=True, top_k=1, repetition_penalty=5.0, temperature=0.1)
+        assert torch.equal(engine.generate(PROMPTS, 16, 1.0, seeds(4)).ids, plain.ids)
+    finally:
+        model.generation_config = saved
+
+
+def test_sampling_follows_the_distribution():
+    """Chi-square over 40,000 draws: the inverse CDF with seeded uniforms has the softmax's frequencies."""
+    logits = torch.tensor([2.0, 0.0, 1.0, float("-inf"), -1.0])
+    uniforms = row_uniforms([(0, 0, row) for row in range(40)], 1000).flatten()
+    tokens, logprobs = sample(logits.expand(len(uniforms), -1), 0.8, uniforms)
+    probabilities = torch.softmax(logits / 0.8, -1)
+    counts = torch.bincount(tokens, minlength=5).double()
+    expected = probabilities.double() * len(tokens)
+    assert counts[3] == 0
+    live = expected > 0
+    assert float(((counts - expected)[live] ** 2 / expected[live]).sum()) < 16.3  # 0.1 % point of chi-square, 3 d.f.
+    assert torch.allclose(logprobs, probabilities.log()[tokens])
+
+
+def test_uniforms_are_a_function_of_the_row_seed():
+    one, other = row_uniforms([(3, 5, 7)], 8), row_uniforms([(1, 1, 1), (3, 5, 7)], 8)
+    assert torch.equal(one[0], other[1])
+    assert not torch.equal(other[0], other[1])
+    longer = row_uniforms([(3, 5, 7)], 20)
+    assert torch.equal(longer[0, :8], one[0])
+
+
+def test_extreme_uniforms_stay_inside_the_vocabulary():
+    logits = torch.tensor([[float("-inf"), 0.0, 0.0, float("-inf")]])
+    below_one = torch.tensor([1 - 2**-53], dtype=torch.float64)
+    assert sample(logits, 1.0, torch.tensor([0.0], dtype=torch.float64))[0].item() == 1
+    assert sample(logits, 1.0, below_one)[0].item() == 2
+
+
+def test_load_weights_refuses_another_model(engine):
+    with pytest.raises(ValueError, match="do not fit"):
+        engine.load_weights(1, {"a": torch.zeros(1)})
+
+
+def test_check_head_refuses_a_model_that_changes_its_logits(model):
+    assert check_head(model) < 1e-4
+    handle = model.register_forward_hook(lambda module, args, out: out.__class__(logits=out.logits * 0.5))
+    try:
+        with pytest.raises(ValueError, match="after the output head"):
+            check_head(model)
+    finally:
+        handle.remove()
+
+
+def test_tiny_tokenizer_round_trips_text():
+    tokenizer = tiny_tokenizer()
+    text = "12+34= What? {x}\n"
+    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
+    assert len(tokenizer(text)["input_ids"]) == len(text)
+    assert tokenizer("é")["input_ids"] == [tokenizer.unk_token_id]
+
+
+def test_position_ids_count_from_the_first_real_token():
+    mask = torch.tensor([[False, False, True, True], [True, True, True, True]])
+    assert position_ids(mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
