@@ -177,7 +177,7 @@ def _help(name: str, field: FieldInfo) -> str:
 
 def _value(name: str, text: str, field: FieldInfo) -> Any:
     """A setting's text as YAML; where the setting is a text itself it is taken as it stands, braces, colons and all."""
-    if field.annotation is str or (str in get_args(field.annotation) and text != "null"):
+    if field.annotation is str or (field.annotation == str | None and text != "null"):
         return text
     try:
         return yaml.safe_load(text)

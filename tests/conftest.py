@@ -1,6 +1,7 @@
 """Shared by all tests: one cache for built models, one Ray for everything that needs it, small configurations."""
 
 import json
+import logging
 import os
 from pathlib import Path
 
@@ -22,10 +23,10 @@ def cache(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def local_ray(cache):
-    """One local Ray for all tests that run actors in this process."""
+    """One local Ray with one (simulated) GPU, so that actors are placed by fractions; torch computes on the CPU."""
     import ray
 
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, log_to_driver=False, logging_level="error")
+    ray.init(num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
     yield ray
     ray.shutdown()
 

@@ -1,0 +1,183 @@
+"""Real runs on Ray: who made what, what overlapped, and what happens when something fails."""
+
+import json
+
+import pytest
+import ray
+import torch
+from conftest import read_jsonl, small
+
+from overlaprl_ray import actors as actors_module
+from overlaprl_ray.actors import start_actors
+from overlaprl_ray.errors import RunError
+from overlaprl_ray.preflight import preflight
+from overlaprl_ray.recorder import is_time_field
+from overlaprl_ray.run import train
+from overlaprl_ray.schedule import weights_step
+
+STALE = {"kl_fresh": 1e-6, "kl_stale": 2e-4}  # low enough that discards occur
+
+
+def run(folder, **groups):
+    """A run's rows and summary."""
+    output = {"dir": str(folder), "eval_every": 0, "completions_every": 1, **groups.pop("output", {})}
+    summary = train(small(output=output, **groups))
+    return read_jsonl(folder / "metrics.jsonl"), summary
+
+
+def weights_steps(folder) -> dict[int, int]:
+    """Batch -> the step whose weights generated it, from the run's own record."""
+    events = json.loads((folder / "timeline.json").read_text())["traceEvents"]
+    made = [e["args"] for e in events if e.get("name", "").startswith("generate")]
+    return {args["batch"]: args["weights_step"] for args in made}
+
+
+@pytest.mark.parametrize("lag", [1, 2, 5])
+def test_each_batch_is_made_with_the_planned_weights_and_work_overlaps(local_ray, tmp_path, lag):
+    shape = {"num_steps": 30, "lr": 3e-3, "num_prompts_per_step": 16, "group_size": 8, "beta": 0.0}
+    rows, summary = run(
+        tmp_path / "run", grpo=shape, pipeline={"mode": "overlap", "lag": lag}, staleness=STALE, output={"eval_every": 10}
+    )
+    version_after = {0: 0, **{row["step"]: row["version"] for row in rows}}
+    assert summary["decisions"]["discard"] > 0
+    assert summary["version"] < 30
+    planned = {step: weights_step(step, lag) for step in range(1, 31)}
+    assert weights_steps(tmp_path / "run") == planned
+    for step, source in planned.items():
+        # the version that the generator's weights carried themselves
+        assert rows[step - 1]["staleness/lag"] == version_after[step - 1] - version_after[source]
+    assert [row["step"] for row in read_jsonl(tmp_path / "run" / "eval.jsonl")] == [0, 10, 20, 30]
+    assert summary["overlap_fraction"] >= 0.8
+
+
+def test_sync_never_overlaps(local_ray, tmp_path):
+    _, summary = run(tmp_path / "run", grpo={"num_steps": 10}, pipeline={"mode": "sync", "lag": 4})
+    assert summary["overlap_fraction"] == 0
+    assert summary["lag"] == 0
+
+
+def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
+    lag = 3
+    rows, _ = run(
+        tmp_path / "run", grpo={"num_steps": 16}, pipeline={"mode": "async", "lag": lag, "schedule": "latest"}
+    )
+    assert len(rows) == 16
+    made = weights_steps(tmp_path / "run")
+    assert all(made[step] >= weights_step(step, lag) for step in made)
+    assert all(made[step] < step for step in made)
+    assert list(made) == list(range(1, 17))
+
+
+def test_two_generators_make_the_same_text_as_one(local_ray, tmp_path):
+    one, _ = run(tmp_path / "one", grpo={"num_steps": 3}, pipeline={"mode": "async"})
+    two, _ = run(
+        tmp_path / "two", grpo={"num_steps": 3}, pipeline={"mode": "async"}, resources={"num_generators": 2}
+    )
+    texts = [[row["completion"] for row in read_jsonl(tmp_path / name / "completions.jsonl")] for name in ("one", "two")]
+    assert texts[0] == texts[1]
+    for left, right in zip(one, two, strict=True):
+        for name, value in left.items():
+            if not is_time_field(name) and isinstance(value, float):
+                assert right[name] == pytest.approx(value, rel=1e-3, abs=1e-6), name
+
+
+def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray):
+    """The GPU is simulated: Ray counts one, torch sees none."""
+    config = small()
+    ready = preflight(config)
+    free = ray.available_resources()["GPU"]
+    started = start_actors(config, ready.task, ready.plan, run="placement")
+    held = ready.plan.generator_gpu + ready.plan.reference_gpu + ready.plan.learner_gpu
+    assert 0.9 <= held <= 1
+    assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free - held)
+    for role in ("generator", "reference", "learner"):
+        assert ray.get_actor(f"placement/{role}")
+    with pytest.raises(RunError, match=r"waited in vain .*resources.start_timeout_s"):
+        # a second set does not fit beside the first: it says so instead of hanging
+        short = config.model_copy(update={"resources": config.resources.model_copy(update={"start_timeout_s": 3.0})})
+        start_actors(short, ready.task, ready.plan, run="second")
+    started.stop()
+    assert wait_for(lambda: ray.available_resources()["GPU"], free)
+
+
+def wait_for(value, expected, seconds=20.0):
+    """Whether a value of Ray's, which it updates with a delay, becomes the expected one."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    while abs(value() - expected) > 1e-6 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return abs(value() - expected) <= 1e-6
+
+
+def test_no_reference_actor_without_beta(local_ray):
+    config = small(grpo={"beta": 0.0})
+    ready = preflight(config)
+    started = start_actors(config, ready.task, ready.plan, run="plain")
+    try:
+        assert started.reference is None
+        with pytest.raises(ValueError, match="Failed to look up"):
+            ray.get_actor("plain/reference")
+    finally:
+        started.stop()
+
+
+def raises_at_third_batch(prompts, completions, answer, **columns):
+    """A user's reward with a fault."""
+    raises_at_third_batch.calls = getattr(raises_at_third_batch, "calls", 0) + 1
+    if raises_at_third_batch.calls > 3:  # the first call is the evaluation
+        raise KeyError("no such unit")
+    return [0.0] * len(completions)
+
+
+def hangs(prompts, completions, answer, **columns):
+    """Another."""
+    import time
+
+    time.sleep(3600)
+
+
+@pytest.mark.parametrize(
+    ("reward", "expected"), [("raises_at_third_batch", "batch 3: .*no such unit"), ("hangs", "reward_timeout_s = 2 s")]
+)
+def test_a_reward_that_fails_ends_the_run_by_name_and_keeps_what_was_done(local_ray, tmp_path, reward, expected):
+    task = {"rewards": [f"test_pipeline:{reward}"], "reward_timeout_s": 2.0}
+    with pytest.raises(RunError, match=expected):
+        run(tmp_path / "run", task=task, pipeline={"mode": "overlap", "lag": 1})
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["status"] == "failed"
+    assert summary["steps"] == (2 if reward == "raises_at_third_batch" else 0)
+    assert summary["accuracy_final"] is None
+
+
+def test_a_killed_actor_ends_the_run_with_a_message(local_ray, tmp_path, monkeypatch):
+    """Not with a hang."""
+    killed = []
+
+    def killing(*args, **kwargs):
+        found = actors_module.start_actors(*args, **kwargs)
+        ray.kill(found.reference)
+        killed.append(True)
+        return found
+
+    monkeypatch.setattr("overlaprl_ray.run.start_actors", killing)
+    with pytest.raises(RunError, match="died"):
+        run(tmp_path / "run")
+    assert killed
+
+
+def test_the_final_model_is_an_ordinary_folder_that_training_goes_on_from(local_ray, tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run(tmp_path / "first")
+    folder = str(tmp_path / "first" / "final")
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    out = model.generate(torch.tensor([tokenizer("12+34=")["input_ids"]]), max_new_tokens=5)
+    assert isinstance(tokenizer.decode(out[0], skip_special_tokens=True), str)
+    tiny = {"micro_batch_size": None, "max_new_tokens": 5, "model_name": folder}
+    rows, summary = run(tmp_path / "second", grpo=tiny)
+    assert summary["status"] == "done"
+    assert len(rows) == 4
+    kept = {path.name for path in (tmp_path / "second").iterdir()}
+    assert kept >= {"config.yaml", "metrics.jsonl", "eval.jsonl", "summary.json", "completions.jsonl", "timeline.json"}
+    assert kept >= {"environment.json", "timeline.png", "final"}
