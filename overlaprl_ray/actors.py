@@ -7,6 +7,9 @@ Everything they return is a task's return value, so the driver owns it and it ou
 """
 
 import dataclasses
+import os
+import re
+import sys
 import time
 from typing import Any
 
@@ -133,7 +136,9 @@ class Actors:
 def start_actors(config: ExperimentConfig, task: Task, plan: Plan, run: str) -> Actors:
     """Start the actors, named `<run>/<role>`, and wait until each has loaded its model."""
     threads = {name: str(plan.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    environment = {"env_vars": {**threads, "TOKENIZERS_PARALLELISM": "false"}}
+    # what the driver can import (a user's reward functions), actors can
+    paths = os.pathsep.join(path for path in sys.path if path)
+    environment = {"env_vars": {**threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}}
     task_ref = ray.put(task)
 
     def start(kind: type, role: str, gpu: float, *arguments: Any) -> Any:
@@ -167,7 +172,7 @@ def fetch(reference: Any, what: str, timeout_s: float, setting: str) -> Any:
     except ray.exceptions.RayTaskError as error:
         raise _known(error, what) from error
     except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-        raise RunError(f"an actor died while waiting for {what}: {str(error).strip().splitlines()[0]}") from error
+        raise _death(error, what) from error
 
 
 def _known(error: Any, what: str) -> Exception:
@@ -176,7 +181,14 @@ def _known(error: Any, what: str) -> Exception:
     while isinstance(cause, ray.exceptions.RayTaskError):
         cause = cause.cause
     if isinstance(cause, ray.exceptions.RayActorError):
-        return RunError(f"an actor died while waiting for {what}: {str(cause).strip().splitlines()[0]}")
+        return _death(cause, what)
     if isinstance(cause, RunError | ConfigError):
         return RunError(str(cause))
     return RunError(f"failed while waiting for {what}: {type(cause).__name__}: {str(cause).strip()}")
+
+
+def _death(error: Exception, what: str) -> RunError:
+    """Ray tells of an actor's end in many coloured lines: the first says that, the last says why."""
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
+    reason = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}"
+    return RunError(f"an actor died while waiting for {what}: {reason}")

@@ -17,15 +17,20 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import ray
+import torch
 import yaml
 from rich.console import Console
 
+from overlaprl_ray.actors import fetch
 from overlaprl_ray.benchmark_report import write_report
-from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.preflight import preflight
 from overlaprl_ray.recorder import environment
 from overlaprl_ray.run import ray_running, train
 from overlaprl_ray.summary import STAGES, WARM_UP, bounds
+from overlaprl_ray.tasks import Task
+from overlaprl_ray.tiny import ensure_tiny
 
 
 @dataclass(frozen=True)
@@ -67,10 +72,10 @@ def run_benchmark(config: ExperimentConfig, plan: BenchmarkPlan, folder: Path, c
     ready = preflight(config)
     # on a GPU the stages share something that has no cores to count
     cores = None if ready.plan.learner_gpu or ready.plan.generator_gpu else os.cpu_count()
-    chosen = variants(config, plan)
-    total, started = plan.repeats * len(chosen), time.monotonic()
     rows: list[dict[str, Any]] = []
     with ray_running():
+        chosen = variants(_with_one_model(config, ready.task), plan)
+        total, started = plan.repeats * len(chosen), time.monotonic()
         for repeat in range(plan.repeats):
             for label, variant in chosen.items():
                 slug = re.sub(r"\W+", "-", label).strip("-")
@@ -94,6 +99,21 @@ def run_benchmark(config: ExperimentConfig, plan: BenchmarkPlan, folder: Path, c
                 }
                 write_report(folder, found)
     return found
+
+
+def _with_one_model(config: ExperimentConfig, task: Task) -> ExperimentConfig:
+    """The built-in model by the folder it was built in: its bits depend on threads, and all must start alike."""
+    if config.grpo.model_name != TINY:
+        return config
+
+    @ray.remote(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": str(config.resources.threads)}})
+    def build() -> str:
+        torch.set_num_threads(config.resources.threads)
+        return str(ensure_tiny(config.model.tiny, task.train))
+
+    limit = config.resources.start_timeout_s
+    folder = fetch(build.remote(), "the built-in model to be made", limit, "resources.start_timeout_s")
+    return config.model_copy(update={"grpo": config.grpo.model_copy(update={"model_name": folder})})
 
 
 # ---- from files to numbers ----
@@ -156,6 +176,7 @@ def compare(rows: Sequence[dict[str, Any]], cores: int | None) -> list[dict[str,
     made of those would flatter the figure. Without such runs there is no speed-up or no efficiency (None).
     """
     baseline = {row["repeat"]: row["step_s"] for row in rows if row["label"] == "sync"}
+    fastest = min(_step_times(rows, "sync").values(), default=None)
     out = []
     for label in dict.fromkeys(row["label"] for row in rows):
         runs = [row for row in rows if row["label"] == label]
@@ -175,6 +196,7 @@ def compare(rows: Sequence[dict[str, Any]], cores: int | None) -> list[dict[str,
                 "step_s_max": max(run["step_s"] for run in runs),
                 **{name: _median(run[name] for run in runs) for name in _MEDIANS},
                 "speed_up": median(baseline.values()) / step if baseline else None,
+                "speed_up_over_fastest_sync": fastest / step if fastest else None,
                 "speed_up_min": min(ratios, default=None),
                 "speed_up_max": max(ratios, default=None),
                 "serial_s": limits["serial"],
@@ -189,6 +211,11 @@ def compare(rows: Sequence[dict[str, Any]], cores: int | None) -> list[dict[str,
 _MEDIANS = ("steps_per_s", "tokens_per_s", "samples_per_s", *(f"{stage}_s" for stage in STAGES), "learner_wait_s",
             "generator_wait_s", "overlap_fraction", "reward_first_10", "reward_last_10", "accuracy_start",
             "accuracy_final", "seconds_to_target")  # fmt: skip
+
+
+def _step_times(rows: Sequence[dict[str, Any]], mode: str) -> dict[str, float]:
+    labels = {row["label"] for row in rows if row["mode"] == mode}
+    return {label: median(row["step_s"] for row in rows if row["label"] == label) for label in labels}
 
 
 def _stages(rows: Sequence[dict[str, Any]], threads: int) -> dict[str, float] | None:

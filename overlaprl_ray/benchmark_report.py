@@ -2,7 +2,7 @@
 
 Every one of them says what it was measured on. Knows no Ray.
 
-    write_report(folder, found); console.print(table(found))
+    write_report(folder, found); console.print(tables(found))
 """
 
 import csv
@@ -10,7 +10,9 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.console import Group
 from rich.table import Table
+from rich.text import Text
 
 BAR, SYNC_BAR, BOUND = "#0072B2", "#9A9A9A", "#D55E00"  # Okabe and Ito's; sync is the grey that the others are held to
 
@@ -38,7 +40,8 @@ def caption(found: dict[str, Any]) -> list[str]:
     work = (
         f"{grpo['model_name']} on {config['task']['name']}, {grpo['num_prompts_per_step']} prompts × "
         f"{grpo['group_size']} completions of at most {grpo['max_new_tokens']} tokens, micro-batch "
-        f"{'off' if micro is None else micro}, beta {grpo['beta']:g}, lag {pipeline['lag']}, {threads} thread(s) per actor"
+        f"{'off' if micro is None else micro}, beta {grpo['beta']:g}, lag {pipeline['lag']}, "
+        f"{threads} thread(s) per actor unless said"
     )
     size = (
         f"{grpo['num_steps']} steps per run, {found['repeats']} interleaved run(s) of each, seeds from {config['seed']}"
@@ -47,35 +50,66 @@ def caption(found: dict[str, Any]) -> list[str]:
     return [hardware, work, f"{size}; {commit}, torch {versions['torch']}, ray {versions['ray']}"]
 
 
-def table(found: dict[str, Any]) -> Table:
-    """What a person reads: medians over runs, the range of the step time and of the speed-up over them."""
-    target = found["target_accuracy"]
-    out = Table(title="Modes on the same work: medians (range over repeats)", caption="\n".join(_notes(found)))
-    out.caption_justify = "left"
-    columns = ["mode", "s/step ↓", "speed-up ↑", "efficiency ↑", "steps/s ↑", "tokens/s ↑", "overlap", "waits (s)",
-               "accuracy ↑"]  # fmt: skip
-    for name in columns if target is None else [*columns, f"s to {target:g} ↓"]:
-        out.add_column(name, justify="left" if name == "mode" else "right", no_wrap=True)
+def tables(found: dict[str, Any]) -> Group:
+    """What a person reads, 80 columns wide: how fast, then what was learned, then what it was measured on."""
+    return Group(_speed(found), "", _learning(found), "", Text("\n".join(_notes(found))))
+
+
+def _speed(found: dict[str, Any]) -> Table:
+    out = _empty("How fast: medians over runs, the range below", "s/step ↓", "speed-up ↑", "efficiency ↑", "steps/s ↑",
+                 "tokens/s ↑", "overlap")  # fmt: skip
     for row in found["modes"]:
-        cells = [
+        several = row["runs"] > 1
+        out.add_row(
             row["label"],
-            f"{row['step_s']:.3f}{_range(row['step_s_min'], row['step_s_max'], 3)}",
-            f"{_number(row['speed_up'])}{_range(row['speed_up_min'], row['speed_up_max'], 2)}",
+            f"{row['step_s']:.3f}" + (_range(row["step_s_min"], row["step_s_max"], 3) if several else ""),
+            f"{_number(row['speed_up'])}" + (_range(row["speed_up_min"], row["speed_up_max"], 2) if several else ""),
             _number(row["efficiency"]),
             f"{row['steps_per_s']:.2f}",
             f"{row['tokens_per_s']:,.0f}",
             "-" if row["overlap_fraction"] is None else f"{row['overlap_fraction']:.0%}",
-            f"{row['learner_wait_s']:.2f} / {row['generator_wait_s']:.2f}",
-            f"{_number(row['accuracy_start'], 3)} → {_number(row['accuracy_final'], 3)}",
-        ]
-        out.add_row(*cells, *([] if target is None else [_number(row["seconds_to_target"], 1)]))
+        )
+    return out
+
+
+def _learning(found: dict[str, Any]) -> Table:
+    target = found["target_accuracy"]
+    late = [] if target is None else [f"s to {target:g} ↓"]
+    out = _empty(
+        "What was learned, and at what price", "reward ↑", "accuracy ↑", *late, "decisions", "wait s ↓", "GB ↓"
+    )
+    for row in found["modes"]:
+        runs = [run for run in found["runs"] if run["label"] == row["label"]]
+        decisions = "/".join(str(sum(run[name] for run in runs)) for name in ("fresh", "stale", "discard"))
+        actors = [f"memory/{actor}_gb" for actor in ("generator", "reference", "learner")]
+        memory = "/".join(f"{max(run[name] for run in runs):.1f}" for name in actors if name in runs[0])
+        out.add_row(
+            row["label"],
+            f"{row['reward_first_10']:.2f}→{row['reward_last_10']:.2f}",
+            f"{_number(row['accuracy_start'])}→{_number(row['accuracy_final'])}",
+            *([] if target is None else [_number(row["seconds_to_target"], 1)]),
+            decisions,
+            f"{row['learner_wait_s']:.2f}/{row['generator_wait_s']:.2f}",
+            memory,
+        )
+    return out
+
+
+def _empty(title: str, *columns: str) -> Table:
+    out = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
+    out.add_column("\nmode", no_wrap=True)
+    for name in columns:
+        out.add_column("\n".join(name.rsplit(" ", 1)) if " " in name else f"\n{name}", justify="right", no_wrap=True)
     return out
 
 
 def _notes(found: dict[str, Any]) -> list[str]:
     notes = [
-        "↑ more is better, ↓ less is. efficiency = bound / measured step time, the bound made of sync's stage times;",
-        "overlap = share of training steps during which a later batch is generated; waits = learner / generator per step",
+        "↑ more is better, ↓ less is.",
+        "speed-up: over sync. efficiency: bound / measured step time, the bound made of sync's stage times.",
+        "overlap: share of training steps during which a later batch is generated.",
+        "decisions: steps fresh/stale/discarded, all runs. wait: learner/generator, per step.",
+        "GB: most memory of generator/reference/learner.",
     ]
     for row in found["modes"]:
         if row["mode"] == "sync" and row["serial_s"] is not None:
@@ -84,6 +118,10 @@ def _notes(found: dict[str, Any]) -> list[str]:
             )
             ratio = f"its step takes {row['step_over_serial']:.2f} × their sum"
             notes.append(f"{row['label']}: {stages} s; {ratio} of {row['serial_s']:.3f} s")
+    if sum(row["mode"] == "sync" for row in found["modes"]) > 1:
+        rivals = [row for row in found["modes"] if row["mode"] != "sync"]
+        speeds = ", ".join(f"{row['label']} {row['speed_up_over_fastest_sync']:.2f}" for row in rivals)
+        notes.append(f"speed-up over the fastest sync row, whatever its threads: {speeds or '-'}")
     return [*notes, *caption(found)]
 
 
@@ -92,7 +130,7 @@ def _number(value: float | None, digits: int = 2) -> str:
 
 
 def _range(low: float | None, high: float | None, digits: int) -> str:
-    return "" if low is None or high is None else f" ({low:.{digits}f}–{high:.{digits}f})"
+    return "" if low is None or high is None else f"\n{low:.{digits}f}–{high:.{digits}f}"
 
 
 def draw(path: Path, found: dict[str, Any]) -> None:
@@ -101,10 +139,10 @@ def draw(path: Path, found: dict[str, Any]) -> None:
     from matplotlib.figure import Figure  # no pyplot: it keeps state that threads would share
 
     modes = found["modes"]
-    height = 0.62 * len(modes) + 1.95
+    height = 0.62 * len(modes) + 1.7
     figure = Figure(figsize=(10, height), dpi=150, facecolor="white")
     FigureCanvasAgg(figure)
-    axes = figure.add_axes((0.16, 1.35 / height, 0.80, 0.62 * len(modes) / height))
+    axes = figure.add_axes((0.16, 1.15 / height, 0.80, 0.62 * len(modes) / height))
     longest = max(row["step_s_max"] for row in modes)
     for place, row in enumerate(modes):
         colour = SYNC_BAR if row["mode"] == "sync" else BAR

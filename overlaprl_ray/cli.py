@@ -73,8 +73,13 @@ def _lower(text: str) -> str:
     return text[:1].lower() + text[1:]
 
 
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 60
+class _Repr(reprlib.Repr):
+    def repr_int(self, x: int, level: int) -> str:  # Python itself refuses to write very long ones
+        return repr(x) if abs(x) < 10**50 else f"an integer of {x.bit_length()} bits"
+
+
+_SHORT = _Repr()
+_SHORT.maxstring = _SHORT.maxother = 60
 
 
 class _UniqueKeys(yaml.SafeLoader):

@@ -25,6 +25,7 @@ TINY_DEFAULTS: dict[str, Any] = {
 }
 
 # The upper limits are far beyond any use: they catch a slip before a machine's memory or a timer does.
+# A Field beside one of these must not set the same limit again: this one would win.
 Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
 NonNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10**6)]
@@ -54,10 +55,12 @@ class GRPOConfig(Group):
     """The algorithm: Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300) and its known variants."""
 
     model_name: str = Field(TINY, description=f"'{TINY}' (built in), a model folder, or a Hugging Face hub name")
-    lr: Positive = Field(1e-5, le=1, description="AdamW's learning rate, > 0 and at most 1")
+    lr: float = Field(1e-5, gt=0, le=1, description="AdamW's learning rate, > 0 and at most 1")
     num_steps: Count = Field(50, description="steps: batches judged and trained on or discarded, >= 1")
     num_prompts_per_step: Count = Field(4, description="P: prompts per batch, >= 1")
-    group_size: Count = Field(8, ge=2, description="G: completions per prompt, >= 2 (a group of one has no advantage)")
+    group_size: int = Field(
+        8, ge=2, le=10**6, description="G: completions per prompt, >= 2 (a group of one has no advantage)"
+    )
     max_new_tokens: Count = Field(256, description="longest completion, tokens, >= 1")
     temperature: float = Field(
         0.7, ge=0.01, le=100, description="sampling temperature, 0.01 to 100 (logprobs are taken at the same one)"
@@ -65,9 +68,9 @@ class GRPOConfig(Group):
     top_p: float = Field(1.0, ge=1, le=1, description="only 1.0: rollouts do not carry the kept token ids yet")
     top_k: Literal[0] = Field(0, description="only 0 (off): rollouts do not carry the kept token ids yet")
     clip_eps: NonNegative = Field(0.2, lt=1, description="lower clip range of the ratio, 0 to 1")
-    clip_eps_high: NonNegative | None = Field(None, description="upper clip range of the ratio; null = clip_eps")
+    clip_eps_high: NonNegative | None = Field(None, description="upper clip range of the ratio, >= 0; null = clip_eps")
     dual_clip: Positive | None = Field(None, gt=1, description="cap on the ratio where A < 0, > 1; null = off")
-    beta: NonNegative = Field(0.04, description="weight of the reference penalty; 0 = no reference model at all")
+    beta: NonNegative = Field(0.04, description="weight of the reference penalty, >= 0; 0 = no reference model at all")
     kl_penalty: Literal["k2", "k3", "straight_through"] = Field(
         "k3", description="reference penalty; straight_through = value of k3, gradient of k2"
     )
@@ -76,8 +79,8 @@ class GRPOConfig(Group):
     correction: Literal["none", "truncated", "decoupled"] = Field("none", description="off-policy correction")
     correction_cap: Positive = Field(2.0, description="C: cap of the correction's weight, > 0")
     scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation")
-    micro_batch_size: Count | None = Field(8, description="rows per forward/backward; null = the whole update at once")
-    num_minibatches: Count = Field(1, description="updates per batch, each on a slice of whole groups; divides P")
+    micro_batch_size: Count | None = Field(8, description="rows per forward/backward, >= 1; null = whole update")
+    num_minibatches: Count = Field(1, description="updates per batch, >= 1, each on a slice of whole groups; divides P")
     num_iterations: Count = Field(1, description="passes over each batch, >= 1")
     max_grad_norm: Positive = Field(1.0, description="gradient norm is clipped to this, > 0")
     weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay, >= 0")
@@ -112,16 +115,16 @@ class GRPOConfig(Group):
 class TinyConfig(Group):
     """The built-in model: a small Llama over a character tokenizer, warm-started by supervised training."""
 
-    layers: Count = Field(2, le=64, description="transformer layers, 1 to 64")
+    layers: int = Field(2, ge=1, le=64, description="transformer layers, 1 to 64")
     hidden: int = Field(64, ge=8, le=4096, multiple_of=8, description="hidden size, a multiple of 8 up to 4096")
-    heads: Count = Field(4, description="attention heads; divides hidden")
+    heads: Count = Field(4, description="attention heads, >= 1; divides hidden")
     warm_start_reward: float = Field(
         0.25, ge=0, le=1, description="supervised training stops at this chance of sampling the exact answer, 0 to 1"
     )
     warm_start_max_steps: Whole = Field(1500, description="supervised steps at most, >= 0")
-    warm_start_lr: Positive = Field(5e-3, le=1, description="learning rate of the warm start, > 0 and at most 1")
+    warm_start_lr: float = Field(5e-3, gt=0, le=1, description="learning rate of the warm start, > 0 and at most 1")
     warm_start_batch: Count = Field(128, description="problems per supervised step, >= 1")
-    seed: Seed = Field(0, description="seed of the initial weights and the warm start (not the run's seed)")
+    seed: Seed = Field(0, description="seed of initial weights and warm start (not the run's), 0 to 2^31 - 1")
 
     @model_validator(mode="after")
     def _check(self) -> "TinyConfig":
@@ -152,7 +155,7 @@ class TaskConfig(Group):
     rewards: list[str] = Field([], description="reward functions, by name or package.module:function; [] = the "
                                "task's own. The first one decides accuracy")  # fmt: skip
     reward_weights: list[Weight] | None = Field(None, description="one weight per reward; null = all 1")
-    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds")
+    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds, > 0")
     system_prompt: str | None = Field(None, description="system message, for models with a chat template")
     prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
     question_column: str = Field("question", description="records: column of the question")
@@ -176,15 +179,15 @@ class PipelineConfig(Group):
     mode: Literal["sync", "async", "staleness", "overlap"] = Field("overlap", description="each adds to the last")
     lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
     schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
-    timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds")
+    timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
 
 
 class StalenessConfig(Group):
     """What happens to a rollout whose policy has drifted away (modes `staleness` and `overlap`)."""
 
     rule: Literal["none", "kl", "version", "opsm", "m2po"] = Field("kl", description="how a rollout is judged")
-    kl_fresh: NonNegative = Field(0.05, description="below this KL a rollout counts in full")
-    kl_stale: Positive = Field(0.15, description="from this KL on it is discarded; > kl_fresh")
+    kl_fresh: NonNegative = Field(0.05, description="below this KL (>= 0) a rollout counts in full")
+    kl_stale: Positive = Field(0.15, description="from this KL (> 0) on it is discarded; > kl_fresh")
     min_weight: float = Field(0.1, ge=0, le=1, description="weight just below kl_stale, 0 to 1")
     threshold_unit: Literal["nats", "floor"] = Field(
         "nats", description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor"
@@ -193,9 +196,11 @@ class StalenessConfig(Group):
     apply_to: Literal["loss", "lr"] = Field(
         "loss", description="what the weight scales: the batch's gradient (w = 0.1 leaves about 0.10 of its influence)"
         " or that step's learning rate (leaves 0.91: momentum delivers the rest later)")  # fmt: skip
-    max_lag: Whole = Field(4, description="rule version: drop a rollout more than this many versions old")
-    opsm_delta: NonNegative = Field(1e-4, description="rule opsm: drop a row with A < 0 beyond this mean log-ratio")
-    m2po_tau: Positive = Field(0.04, description="rule m2po: bound on the mean squared log-ratio")
+    max_lag: Whole = Field(4, description="rule version: drop a rollout more than this many versions (>= 0) old")
+    opsm_delta: NonNegative = Field(
+        1e-4, description="rule opsm: drop a row with A < 0 beyond this mean log-ratio, >= 0"
+    )
+    m2po_tau: Positive = Field(0.04, description="rule m2po: bound on the mean squared log-ratio, > 0")
 
     @model_validator(mode="after")
     def _check(self) -> "StalenessConfig":
@@ -211,21 +216,23 @@ class StalenessConfig(Group):
 class ResourcesConfig(Group):
     """What each actor gets. GPU shares are of one device; null = none without a GPU, a share that fits with one."""
 
-    threads: Count = Field(
-        1, le=1024, description="CPU threads per actor, 1 to 1024 (bits depend on it: never guessed)"
+    threads: int = Field(
+        1, ge=1, le=1024, description="CPU threads per actor, 1 to 1024 (bits depend on it: never guessed)"
     )
-    num_generators: Count = Field(1, le=64, description="generator actors, 1 to 64; each takes whole groups of a batch")
+    num_generators: int = Field(
+        1, ge=1, le=64, description="generator actors, 1 to 64; each takes whole groups of a batch"
+    )
     generator_gpu: Share | None = Field(None, description="GPU share of each generator, 0 to 1")
     reference_gpu: Share | None = Field(None, description="GPU share of the reference, 0 to 1")
     learner_gpu: Share | None = Field(None, description="GPU share of the learner, 0 to 1")
-    start_timeout_s: Positive = Field(600.0, description="longest wait for the actors to be ready, seconds")
+    start_timeout_s: Positive = Field(600.0, description="longest wait for the actors to be ready, seconds, > 0")
 
 
 class OutputConfig(Group):
     """What is written, and where."""
 
     dir: str | None = Field(
-        None, min_length=1, description="this run's folder; null = runs/<time>-<model>-<mode>-s<seed>"
+        None, pattern=r"^[^\x00]+$", description="this run's folder; null = runs/<time>-<model>-<mode>-s<seed>"
     )
     eval_every: Whole = Field(50, description="steps between held-out evaluations; 0 = first and last only")
     completions_every: Whole = Field(10, description="steps between samples in completions.jsonl; 0 = none")
@@ -242,7 +249,7 @@ class ExperimentConfig(Group):
     staleness: StalenessConfig = StalenessConfig()
     resources: ResourcesConfig = ResourcesConfig()
     output: OutputConfig = OutputConfig()
-    seed: Seed = Field(0, description="seed of everything random in the run")
+    seed: Seed = Field(0, description="seed of everything random in the run, 0 to 2^31 - 1")
 
     @model_validator(mode="after")
     def _check(self) -> "ExperimentConfig":

@@ -34,3 +34,11 @@ def prefer_cache_when_unreachable() -> None:
     if not reachable:
         os.environ["HF_HUB_OFFLINE"] = "1"  # for what is imported later, and for actors
         constants.HF_HUB_OFFLINE = True
+
+
+def holds(repository: str, file: str) -> bool:
+    """Whether a model's repository has a file: in the cache, or on the hub where that may be asked."""
+    from huggingface_hub import constants, file_exists, try_to_load_from_cache
+
+    cached = isinstance(try_to_load_from_cache(repository, file), str)
+    return cached or (not constants.HF_HUB_OFFLINE and file_exists(repository, file))

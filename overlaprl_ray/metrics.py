@@ -1,4 +1,4 @@
-"""The numbers of a step: what a rollout says by itself, and what its updates add up to. Named as in TRL where it can be.
+"""The numbers of a step: what a rollout says by itself, and what its updates add up to. Names as in TRL.
 
 rollout_metrics(rollout, group_size=8)["frac_reward_zero_std"]
 """

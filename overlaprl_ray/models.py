@@ -4,14 +4,10 @@ tokenizer = load_tokenizer(config.grpo.model_name)
 model = load_model(config, config.grpo.model_name, task)
 """
 
-import json
 import os
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import is_offline_mode
-from safetensors import SafetensorError, safe_open
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
@@ -20,17 +16,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from transformers.utils import has_file
 from transformers.utils.logging import disable_progress_bar
 
 from overlaprl_ray.config import TINY, ExperimentConfig, ModelConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.hub import prefer_cache_when_unreachable
+from overlaprl_ray.inputs import model_error
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.tiny import ensure_tiny, tiny_config, tiny_tokenizer
 
 disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
-WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # in one file, or in several
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -39,64 +33,23 @@ def check_model(name: str, field: str, config: ModelConfig) -> Any:
     if name == TINY:
         return tiny_config(config.tiny)
     try:
-        return _found(name)
+        found = AutoConfig.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
+        if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"a {found.model_type} is no causal language model")
     except Exception as error:  # the hub, any JSON, any architecture's own checks: no common type
-        remedy = f"give '{TINY}', a folder saved by save_pretrained, or a hub name"
-        raise ConfigError(f"{field} = '{name}': cannot be loaded ({_reason(error)}); {remedy}") from error
-
-
-def _found(name: str) -> Any:
-    folder = Path(local_path(name))
-    local = folder.exists() or name.startswith((".", "/", "~"))
-    if not local:
-        prefer_cache_when_unreachable()
-    elif not (folder / "config.json").is_file():
-        raise ValueError("config.json is missing" if folder.is_dir() else "no such folder")
-    found = AutoConfig.from_pretrained(str(folder) if local else name, trust_remote_code=False)
-    if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(f"a {found.model_type} is no causal language model")
-    if local:
-        _check_weights(folder)
-    elif not any(has_file(name, file, local_files_only=is_offline_mode()) for file in WEIGHTS):
-        raise ValueError("it has no *.safetensors weights")
+        raise model_error(name, field, error) from error
     return found
-
-
-def local_path(name: str) -> str:
-    """`name` with a leading ~ resolved; hub names are left as they are."""
-    return os.path.expanduser(name)
-
-
-def _check_weights(folder: Path) -> None:
-    """Raise `ValueError` unless each weight file of the folder is there and whole, by its header and size alone."""
-    whole, index = (folder / name for name in WEIGHTS)
-    names = {whole.name}
-    if index.is_file() and not whole.is_file():
-        names = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    for name in sorted(names):
-        if not (folder / name).is_file():
-            raise ValueError(f"{name} is missing")
-        try:
-            with safe_open(folder / name, "pt"):
-                pass
-        except SafetensorError as error:
-            raise ValueError(f"{name} is damaged: {error}") from error
-
-
-def _reason(error: Exception) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".:") if lines else type(error).__name__
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model, left-padding; its pad token falls back to EOS."""
     if name == TINY:
         return tiny_tokenizer()
-    folder = local_path(name)
+    folder = os.path.expanduser(name)
     try:
         tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
     except Exception as error:  # a tokenizer's parser raises plain Exceptions
-        reason = _reason(error)
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"grpo.model_name = '{name}': no tokenizer ({reason}); save one beside the model") from error
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
@@ -105,7 +58,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 def load_model(config: ExperimentConfig, name: str, task: Task, device: str = "cpu") -> PreTrainedModel:
     """The causal model `name` in the configured dtype, with every dropout off: two forwards must agree."""
-    folder = str(ensure_tiny(config.model.tiny, task.train)) if name == TINY else local_path(name)
+    folder = str(ensure_tiny(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
     architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     for key, value in vars(architecture).items():
         if "drop" in key and isinstance(value, float):

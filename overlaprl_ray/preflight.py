@@ -4,8 +4,6 @@ ready = preflight(config)    # ConfigError in one line, or what the run needs
 """
 
 import dataclasses
-import os
-from pathlib import Path
 
 import ray
 import torch
@@ -13,11 +11,11 @@ from transformers import PreTrainedTokenizerBase
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.inputs import check_inputs, check_writable
 from overlaprl_ray.models import check_model, context_window, eos_ids, load_tokenizer
 from overlaprl_ray.resources import Plan, plan_resources
-from overlaprl_ray.rewards import load_rewards
 from overlaprl_ray.sampler import encode
-from overlaprl_ray.tasks import Task, build_task
+from overlaprl_ray.tasks import Task
 from overlaprl_ray.tiny import cache_folder
 
 
@@ -31,18 +29,11 @@ class Preflight:
 
 
 def preflight(config: ExperimentConfig) -> Preflight:
-    """Check output, resources, task, rewards and model, cheapest first. Raises `ConfigError`."""
-    check_output(config.output.dir)
+    """Check output, models' files, task, rewards, resources and models, cheapest first. Raises `ConfigError`."""
+    task = check_inputs(config)
+    plan = plan_resources(config, available_gpus())
     if TINY in (config.grpo.model_name, config.model.reference):
         check_writable("OVERLAPRL_CACHE", cache_folder())
-    plan = plan_resources(config, available_gpus())
-    task = build_task(config.task)
-    load_rewards(task.rewards)
-    if config.task.reward_weights is not None and len(config.task.reward_weights) != len(task.rewards):
-        raise ConfigError(
-            f"task.reward_weights = {config.task.reward_weights}: task {task.name} has {len(task.rewards)} reward(s); "
-            "give one weight per reward"
-        )
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
     tokenizer = load_tokenizer(config.grpo.model_name)
     eos_ids(model_config, tokenizer)
@@ -58,28 +49,6 @@ def preflight(config: ExperimentConfig) -> Preflight:
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
     check_lengths(config, task, tokenizer, window)
     return Preflight(task, tokenizer, plan)
-
-
-def check_output(folder: str | None) -> None:
-    """Refuse a folder that holds something, for a run never writes over another, and one that cannot be made."""
-    if folder is None:
-        return check_writable("output.dir (null)", Path("runs"))
-    path = Path(os.path.expanduser(folder))
-    check_writable(f"output.dir = '{folder}'", path)
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"output.dir = '{folder}': holds another run or other files; give a new folder or remove it")
-
-
-def check_writable(setting: str, folder: Path) -> None:
-    """Refuse a folder that is none, or that could neither be written to nor made."""
-    try:
-        nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-        fault = "is no folder" if not nearest.is_dir() else "cannot be written to"
-        if nearest.is_dir() and os.access(nearest, os.R_OK | os.W_OK | os.X_OK):
-            return
-    except (OSError, ValueError) as error:  # too long a name; a null byte
-        nearest, fault = folder, f"is no path ({error})"
-    raise ConfigError(f"{setting}: '{nearest}' {fault}; give another folder")
 
 
 def available_gpus() -> float:

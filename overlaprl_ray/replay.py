@@ -1,6 +1,6 @@
 """The algorithm without the machinery: a run, serially, in one process, without Ray. Read this first.
 
-It is also the oracle: with `schedule: exact`, `train` must give the same metrics and weights bit for bit, in every mode.
+It is also the oracle: with `schedule: exact`, `train` gives the same metrics and weights bit for bit in every mode.
 
     rows, weights = replay(ExperimentConfig(pipeline={"mode": "async", "lag": 4}))
 """

@@ -81,9 +81,12 @@ def dry_run(config: ExperimentConfig, console: Console | None = None) -> Preflig
     ready = preflight(config)
     console = console or Console(soft_wrap=True)
     console.print(
-        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(), highlight=False, markup=False
+        yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),
+        highlight=False,
+        markup=False,
+        emoji=False,
     )
     task, plan = ready.task, ready.plan
     for line in [f"task: {len(task.train)} problems to train on, {len(task.heldout)} held out", *plan.lines()]:
-        console.print(f"# {line}", highlight=False, markup=False)
+        console.print(f"# {line}", highlight=False, markup=False, emoji=False)
     return ready

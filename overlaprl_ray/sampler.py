@@ -130,6 +130,6 @@ class Sampler:
         if not result:
             raise RunError(
                 f"{where}: scoring took more than task.reward_timeout_s = {limit:g} s (first prompt "
-                f"{prompts[0]!r:.80}, completion {texts[0]!r:.80}); bound your reward function's time, or raise the limit"
+                f"{prompts[0]!r:.80}, completion {texts[0]!r:.80}); bound your reward's time, or raise the limit"
             )
         return result[0]

@@ -1,6 +1,6 @@
 """All modes side by side on the same work: speed, overlap, and what was learned.
 
-python scripts/benchmark.py                                        # the built-in model, about 5 minutes on 2 cores
+python scripts/benchmark.py --steps 60                             # the built-in model
 python scripts/benchmark.py --model Qwen/Qwen2.5-0.5B --steps 20 --task.name gsm8k
 python scripts/benchmark.py --modes sync overlap --repeats 5 --threads-sync 1 2 --target-accuracy 0.6
 """
@@ -13,7 +13,7 @@ from typing import get_args
 
 from overlaprl_ray.cli import parse_command_line, run_script
 from overlaprl_ray.config import PipelineConfig
-from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.inputs import check_inputs
 
 MODES = get_args(PipelineConfig.model_fields["mode"].annotation)
 
@@ -50,24 +50,21 @@ def options(parser: argparse.ArgumentParser) -> None:
     threads = "threads per actor to measure sync at too, which has the cores to itself (default without a GPU: 2)"
     group.add_argument("--threads-sync", nargs="+", type=count, metavar="N", help=threads)
     group.add_argument("--target-accuracy", type=share, metavar="A", help="held-out accuracy to report the seconds to")
-    group.add_argument("--out", metavar="FOLDER", help="where all is written (default: runs/<time>-benchmark)")
+    group.add_argument("--out", dest="output.dir", metavar="FOLDER", default=argparse.SUPPRESS, help="= --output.dir: "
+                       "the benchmark's folder (default: runs/<time>-benchmark); each run has one in it")  # fmt: skip
 
 
 def main(argv: list[str]) -> None:
     """Parse, then run, or print what would be run."""
     config, args = parse_command_line("benchmark.py", "All modes side by side on the same work.", argv, options)
-    if config.output.dir is not None:
-        raise ConfigError(
-            f"output.dir = '{config.output.dir}': each run here gets its own; use --out for the benchmark"
-        )
-    from rich.console import Console
+    check_inputs(config)
+    from rich.console import Console  # only now: a slip should not wait for torch and Ray
 
     from overlaprl_ray.benchmark import BenchmarkPlan, run_benchmark, variants
-    from overlaprl_ray.benchmark_report import table
-    from overlaprl_ray.preflight import available_gpus, check_output
+    from overlaprl_ray.benchmark_report import tables
+    from overlaprl_ray.preflight import available_gpus
     from overlaprl_ray.run import dry_run
 
-    check_output(args.out)
     threads = args.threads_sync
     if threads is None:
         threads = [] if available_gpus() else [min(2, os.cpu_count() or 1)]
@@ -77,10 +74,9 @@ def main(argv: list[str]) -> None:
         dry_run(config, console)
         console.print(f"# {plan.repeats} × {', '.join(variants(config, plan))}", highlight=False)
         return
-    folder = Path(args.out).expanduser() if args.out else Path("runs") / f"{datetime.now():%Y%m%d-%H%M%S}-benchmark"
-    folder = folder.absolute()
+    folder = Path(config.output.dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}-benchmark").expanduser().absolute()
     found = run_benchmark(config, plan, folder, console)
-    console.print(table(found))
+    console.print(tables(found))
     console.print(f"files: {folder}", highlight=False)
 
 

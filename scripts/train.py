@@ -6,6 +6,7 @@ python scripts/train.py --config my.yaml --grpo.lr 1e-5 --dry-run
 """
 
 from overlaprl_ray.cli import parse_command_line, run_script
+from overlaprl_ray.inputs import check_inputs
 
 
 def main(argv: list[str]) -> None:
@@ -13,7 +14,8 @@ def main(argv: list[str]) -> None:
     config, args = parse_command_line(
         "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv
     )
-    from overlaprl_ray.run import dry_run, train  # after parsing: a typo should not wait for torch and Ray
+    check_inputs(config)
+    from overlaprl_ray.run import dry_run, train  # only now: a slip should not wait for torch and Ray
 
     if args.dry_run:
         dry_run(config)

@@ -36,7 +36,11 @@ def weights_steps(folder) -> dict[int, int]:
 def test_each_batch_is_made_with_the_planned_weights_and_work_overlaps(local_ray, tmp_path, lag):
     shape = {"num_steps": 30, "lr": 3e-3, "num_prompts_per_step": 16, "group_size": 8, "beta": 0.0}
     rows, summary = run(
-        tmp_path / "run", grpo=shape, pipeline={"mode": "overlap", "lag": lag}, staleness=STALE, output={"eval_every": 10}
+        tmp_path / "run",
+        grpo=shape,
+        pipeline={"mode": "overlap", "lag": lag},
+        staleness=STALE,
+        output={"eval_every": 10},
     )
     version_after = {0: 0, **{row["step"]: row["version"] for row in rows}}
     assert summary["decisions"]["discard"] > 0
@@ -70,10 +74,10 @@ def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
 
 def test_two_generators_make_the_same_text_as_one(local_ray, tmp_path):
     one, _ = run(tmp_path / "one", grpo={"num_steps": 3}, pipeline={"mode": "async"})
-    two, _ = run(
-        tmp_path / "two", grpo={"num_steps": 3}, pipeline={"mode": "async"}, resources={"num_generators": 2}
-    )
-    texts = [[row["completion"] for row in read_jsonl(tmp_path / name / "completions.jsonl")] for name in ("one", "two")]
+    two, _ = run(tmp_path / "two", grpo={"num_steps": 3}, pipeline={"mode": "async"}, resources={"num_generators": 2})
+    texts = [
+        [row["completion"] for row in read_jsonl(tmp_path / name / "completions.jsonl")] for name in ("one", "two")
+    ]
     assert texts[0] == texts[1]
     for left, right in zip(one, two, strict=True):
         for name, value in left.items():

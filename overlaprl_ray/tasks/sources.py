@@ -83,9 +83,10 @@ def _hub(name: str) -> dict[str, list[Row]]:
     try:
         splits = load_dataset(repository, configuration or None)
     except Exception as error:  # offline, not found, gated, several configurations: each has its own type
+        reason = " ".join([type(error).__name__ + ":", *str(error).splitlines()[:1]])
         raise ConfigError(
-            f"task.path: {name!r} is no local file or folder, and the hub did not give it ({type(error).__name__}: "
-            f"{' '.join(str(error).split()):.200}); give a local path, or owner/name:configuration of a hub dataset"
+            f"task.path: {name!r} is no local file or folder, and the hub did not give it ({reason:.200}); "
+            "give a local path, or owner/name:configuration of a hub dataset"
         ) from error
     return {
         split: [(f"{name} {split}, row {number}", dict(row)) for number, row in enumerate(rows, start=1)]

@@ -1,0 +1,255 @@
+"""The settings: the default, what is refused, and that nothing but `ConfigError` ever comes out of `build_config`."""
+
+import math
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from overlaprl_ray import ExperimentConfig, GRPOConfig, StalenessConfig, StalenessScheduler
+from overlaprl_ray.cli import build_config, fields
+from overlaprl_ray.config import TINY_DEFAULTS
+from overlaprl_ray.errors import ConfigError
+
+NAMES = [name for name, _ in fields()]
+
+
+def nested(dotted: str, value: Any) -> dict[str, Any]:
+    for part in reversed(dotted.split(".")):
+        value = {part: value}
+    return value
+
+
+def get(config: ExperimentConfig, dotted: str) -> Any:
+    value: Any = config
+    for part in dotted.split("."):
+        value = getattr(value, part)
+    return value
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is accepted
+
+
+def test_the_default_is_the_built_in_one() -> None:
+    config = ExperimentConfig()
+    assert config == build_config({}) == ExperimentConfig(grpo=GRPOConfig())
+    assert {name: getattr(config.grpo, name) for name in TINY_DEFAULTS} == TINY_DEFAULTS
+    assert (config.grpo.model_name, config.task.name, config.pipeline.mode) == ("tiny", "arithmetic", "overlap")
+
+
+def test_settings_for_the_built_in_model_go_with_it_alone() -> None:
+    plain = {name: GRPOConfig.model_fields[name].default for name in TINY_DEFAULTS}
+    other = GRPOConfig(model_name="Qwen/Qwen2.5-0.5B")
+    assert {name: getattr(other, name) for name in TINY_DEFAULTS} == plain
+    assert all(plain[name] != TINY_DEFAULTS[name] for name in plain), "a tiny default equal to the plain one is idle"
+    given_lr = GRPOConfig(lr=1e-5)
+    assert given_lr.lr == 1e-5, "what is given beats both"
+    assert given_lr.num_steps == TINY_DEFAULTS["num_steps"]
+
+
+def test_snippets_of_the_readme_run() -> None:
+    grpo = GRPOConfig(
+        model_name="Qwen/Qwen2.5-0.5B",
+        lr=1e-5,
+        num_steps=50,
+        num_prompts_per_step=4,
+        group_size=8,
+        max_new_tokens=256,
+        clip_eps=0.2,
+        beta=0.04,
+        temperature=0.7,
+    )
+    assert (grpo.lr, grpo.batch_rows, grpo.update_rows) == (1e-5, 32, 32)
+    scheduler = StalenessScheduler(StalenessConfig(kl_fresh=0.05, kl_stale=0.15, min_weight=0.1))
+    kl = scheduler.measure_staleness([-1.0, -2.0], [-1.0, -2.0])
+    decision = scheduler.decide(kl)
+    assert (kl, decision.decision, decision.weight, decision.kl_divergence) == (0.0, "fresh", 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"grpo": {"model_name": "x/y", "lr": 3e-6, "num_minibatches": 2, "dual_clip": 3}, "seed": 5},
+        {"task": {"name": "records", "path": "p.jsonl", "rewards": ["math", "a:b"], "reward_weights": [1, 0.5]}},
+        {"model": {"tiny": {"layers": 1}, "reference": "tiny"}, "staleness": {"rule": "kl", "apply_to": "lr"}},
+    ],
+)
+def test_a_dump_gives_the_same_configuration(values: dict[str, Any]) -> None:
+    config = build_config(values)
+    assert build_config(config.model_dump(mode="json")) == config
+
+
+def test_every_setting_is_described() -> None:
+    assert len(NAMES) == len(set(NAMES)) > 50
+    for name, field in fields():
+        assert field.description, name
+        if any(kind in str(field.annotation) for kind in ("int", "float")):
+            assert any(c.isdigit() for c in field.description), f"{name} states no limit: {field.description}"
+
+
+# the names other scripts and written configurations rely on
+CONTRACT = """seed grpo.model_name grpo.lr grpo.num_steps grpo.num_prompts_per_step grpo.group_size grpo.max_new_tokens
+grpo.clip_eps grpo.beta grpo.temperature grpo.micro_batch_size grpo.num_minibatches grpo.num_iterations grpo.loss_type
+grpo.correction grpo.max_grad_norm grpo.top_p grpo.top_k pipeline.mode pipeline.lag pipeline.schedule task.name
+task.path task.rewards staleness.rule staleness.max_lag staleness.granularity staleness.apply_to staleness.kl_fresh
+staleness.kl_stale staleness.min_weight resources.num_generators output.dir output.eval_every"""
+
+
+@pytest.mark.parametrize("name", CONTRACT.split())
+def test_names_others_rely_on(name: str) -> None:
+    assert name in NAMES
+
+
+def test_modes_decide_lag_and_rule() -> None:
+    for mode, lag, rule in [("sync", 0, "none"), ("async", 3, "none"), ("staleness", 3, "kl"), ("overlap", 3, "kl")]:
+        config = build_config({"pipeline": {"mode": mode, "lag": 3}})
+        assert (config.lag, config.rule) == (lag, rule)
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# What is refused
+
+nan, inf = math.nan, math.inf
+
+BAD: list[tuple[str, Any]] = [
+    *[("grpo.lr", x) for x in (nan, inf, -inf, 0, -1e-5, 2, 1e308, 10**400, "fast", None, True, [1e-5], {"a": 1})],
+    *[("grpo.num_steps", x) for x in (0, -1, 1.5, "ten", None, True, False, 10**7, 10**30, 0xF**9000, nan, inf, [])],
+    *[("grpo.group_size", x) for x in (1, 0, -8, 2.5, True, 10**9)],
+    *[("grpo.num_prompts_per_step", x) for x in (0, -1, 10**9)],
+    *[("grpo.max_new_tokens", x) for x in (0, -1, 10**9)],
+    *[("grpo.temperature", x) for x in (0, -1, 1e-300, 1e308, nan, inf, True)],
+    *[("grpo.top_p", x) for x in (0.9, 0, 1.1, nan, True)],
+    *[("grpo.top_k", x) for x in (50, -1, 0.5, False)],
+    *[("grpo.clip_eps", x) for x in (-0.1, 1, nan, inf)],
+    *[("grpo.clip_eps_high", x) for x in (-0.1, nan, inf, 1e308)],
+    *[("grpo.dual_clip", x) for x in (1, 0.5, nan, inf, 1e308, True)],
+    *[("grpo.beta", x) for x in (-0.1, nan, inf, 1e308, True)],
+    *[("grpo.micro_batch_size", x) for x in (0, -1, 1.5, "all")],
+    *[("grpo.num_minibatches", x) for x in (0, -1)],
+    *[("grpo.num_iterations", x) for x in (0, -1)],
+    *[("grpo.max_grad_norm", x) for x in (0, -1, nan, inf)],
+    *[("grpo.weight_decay", x) for x in (-1, nan, inf)],
+    *[("grpo.correction_cap", x) for x in (0, nan, inf)],
+    *[("grpo.scale_rewards", x) for x in (1, 0, "yes", "true", None, 1.0)],
+    *[("grpo.model_name", x) for x in (5, None, True, ["a"], 1.5)],
+    *[(f"grpo.{n}", "other") for n in ("kl_penalty", "loss_type", "importance_level", "correction")],
+    ("model.dtype", "float16"),
+    ("model.gradient_checkpointing", "on"),
+    *[("model.tiny.hidden", x) for x in (12, 0, 10**6)],
+    ("model.tiny.layers", 10**6),
+    *[("model.tiny.warm_start_reward", x) for x in (1.5, -0.1, nan)],
+    *[("task.name", x) for x in ("chess", None, 1, ["gsm8k"])],
+    *[("task.rewards", x) for x in ("math", None, [1], [None], {"math": 1})],
+    *[("task.reward_weights", x) for x in ([nan], [inf], ["a"], 1.0, [1e308])],
+    *[("task.eval_size", x) for x in (0, -1, 10**9)],
+    *[("task.digits", x) for x in (0, 5, 100)],
+    *[("task.reward_timeout_s", x) for x in (0, -1, inf, 1e308)],
+    *[("pipeline.mode", x) for x in ("fast", None, True)],
+    *[("pipeline.lag", x) for x in (-1, 65, 1.5, 10**9, True)],
+    *[("pipeline.timeout_s", x) for x in (0, nan, inf, 1e300)],
+    *[("staleness.rule", x) for x in ("ess", None, False)],
+    *[("staleness.kl_fresh", x) for x in (-0.1, nan, inf)],
+    *[("staleness.kl_stale", x) for x in (0, -1, nan, inf)],
+    *[("staleness.min_weight", x) for x in (-0.1, 1.1, nan)],
+    *[("staleness.max_lag", x) for x in (-1, 1.5)],
+    *[("resources.threads", x) for x in (0, -1, 1.5, 10**5, True)],
+    *[("resources.num_generators", x) for x in (0, -1, 10**5)],
+    *[("resources.learner_gpu", x) for x in (-0.1, 1.1, nan, inf, True)],
+    *[("resources.start_timeout_s", x) for x in (0, nan, inf)],
+    *[("output.dir", x) for x in ("", "a\0b", 5, True)],
+    *[("output.eval_every", x) for x in (-1, 0.5, True)],
+    *[("seed", x) for x in (-1, 2**31, 1.5, nan, "x", None, True)],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BAD, ids=[f"{n}-{i}" for i, (n, _) in enumerate(BAD)])
+def test_bad_values(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_config(nested(name, value))
+    message = str(error.value)
+    description = dict(fields())[name].description
+    assert message.startswith(f"config: {name}")
+    assert "\n" not in message
+    assert str(description) in message, "the remedy"
+    assert " = " in message, "the value"
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"staleness": {"kl_fresh": 0.2}}, ["staleness.kl_fresh=0.2", "below kl_stale=0.15", "try 0.05 and 0.15"]),
+        ({"staleness": {"kl_fresh": 0.15}}, ["staleness.kl_fresh=0.15", "below kl_stale=0.15"]),
+        ({"grpo": {"num_minibatches": 3}}, ["grpo.num_minibatches=3", "divide num_prompts_per_step=32"]),
+        ({"staleness": {"apply_to": "lr", "granularity": "group"}}, ["staleness.apply_to=lr", "granularity", "group"]),
+        ({"staleness": {"apply_to": "lr", "rule": "opsm"}}, ["staleness.apply_to=lr", "rule=kl", "opsm"]),
+        ({"task": {"reward_weights": [1, 2]}}, ["task.reward_weights", "2 entries for 1", "one weight per reward"]),
+        ({"task": {"rewards": ["math", "gsm8k"], "reward_weights": [1]}}, ["task.reward_weights", "1 entries for 2"]),
+        ({"task": {"reward_weights": []}}, ["task.reward_weights", "0 entries for 1"]),
+        ({"model": {"tiny": {"heads": 3}}}, ["model.tiny.heads=3", "hidden=64", "try 4 and 64"]),
+        (
+            {"staleness": {"granularity": "group"}, "grpo": {"micro_batch_size": 12}},
+            ["staleness.granularity=group", "grpo.micro_batch_size=12", "multiple of grpo.group_size=8"],
+        ),
+        (
+            {"resources": {"num_generators": 3}, "grpo": {"num_prompts_per_step": 2}},
+            ["resources.num_generators=3", "grpo.num_prompts_per_step=2"],
+        ),
+    ],
+)
+def test_settings_that_do_not_go_together(values: dict[str, Any], said: list[str]) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_config(values)
+    assert all(part in str(error.value) for part in said), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"group_size": 8}, "did you mean 'grpo.group_size'?"),
+        ({"lr": 1}, "did you mean 'grpo.lr'?"),
+        ({"grpo": {"learning_rat": 1}}, "grpo.learning_rat: unknown setting (value 1)"),
+        ({"grpo": {"group_sise": 8}}, "did you mean 'grpo.group_size'?"),
+        ({"gropo": {"lr": 1}}, "did you mean 'grpo'?"),
+        ({"pipelin": {"lag": 1}}, "did you mean 'pipeline'?"),
+        ({"model": {"tiny": {"layer": 1}}}, "did you mean 'model.tiny.layers'?"),
+        ({"pipeline": {"kl_fresh": 1}}, "did you mean 'staleness.kl_fresh'?"),
+        ({"xyzzy": 1}, "xyzzy: unknown setting (value 1); --help lists all settings"),
+        ({"grpo": {"a": 1, "b": 2}}, "(and 1 more)"),
+        ({1: 2}, "1"),
+        ({"grpo": None}, "grpo = None"),
+        ({"grpo": 5}, "grpo = 5"),
+        ({"model": {"tiny": []}}, "model.tiny = []"),
+    ],
+)
+def test_unknown_settings(values: dict[Any, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_config(values)
+    assert said in str(error.value)
+
+
+JUNK = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.binary(max_size=5) | st.dates(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8) | st.integers(), inner, max_size=3),
+    max_leaves=8,
+)
+GROUPS = st.sampled_from(sorted({n.rpartition(".")[0] for n in NAMES} - {""} | {"nope", "grpo.lr.deep"}))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.one_of(JUNK, st.builds(nested, st.sampled_from(NAMES) | GROUPS, JUNK)))
+@example({"grpo": {"num_steps": 10**5000}})
+@example([])
+def test_junk_raises_nothing_but_config_error(values: Any) -> None:
+    try:
+        config = build_config(values)
+    except ConfigError as refusal:
+        message = str(refusal)
+    else:
+        message = "config: accepted"
+        assert build_config(config.model_dump(mode="json")) == config
+    assert message.startswith("config: ")
+    assert len(message) < 1000

@@ -1,0 +1,377 @@
+"""What can be wrong before a run starts: each is one `ConfigError`, with Ray not started and nothing written."""
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch
+import yaml
+from rich.console import Console
+from transformers import BertConfig, LlamaForCausalLM
+
+from overlaprl_ray import inputs, preflight
+from overlaprl_ray import run as running
+from overlaprl_ray.cli import build_config, merge
+from overlaprl_ray.config import TinyConfig
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.models import load_model
+from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole model folder."""
+    folder = tmp_path_factory.mktemp("models") / "whole"
+    LlamaForCausalLM(tiny_config(TinyConfig(layers=1, hidden=8, heads=1))).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture
+def model(saved: Path, tmp_path: Path) -> Path:
+    """A copy of it, to be damaged."""
+    return shutil.copytree(saved, tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Runs in an empty folder with an empty cache, and sees to it that both stay so and that Ray is not started."""
+    ran_already = ray.is_initialized()
+    cwd, cache = tmp_path / "cwd", tmp_path / "cache"
+    cwd.mkdir()
+    monkeypatch.chdir(cwd)
+    monkeypatch.setenv("OVERLAPRL_CACHE", str(cache))
+    monkeypatch.setattr(running, "start_actors", lambda *_, **__: pytest.fail("actors started"))
+    monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray started"))
+    yield
+    assert ray.is_initialized() == ran_already
+    assert not cache.exists()
+    assert [p for p in cwd.rglob("*") if p.name not in ("mine", "keep.txt")] == []
+
+
+def refusal(settings: dict[str, Any]) -> str:
+    """The message with which `train` refuses settings by dotted name."""
+    with pytest.raises(ConfigError) as error:
+        running.train(build_config(merge({}, settings)))
+    message = str(error.value)
+    assert error.value.exit_code == 2
+    assert "\n" not in message.strip()
+    return message
+
+
+def jsonl(folder: Path, *rows: Any) -> str:
+    path = folder / "data.jsonl"
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(20)]
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Models
+
+
+def break_missing(folder: Path) -> None:
+    shutil.rmtree(folder)
+
+
+def break_empty(folder: Path) -> None:
+    for path in folder.iterdir():
+        path.unlink()
+
+
+def break_file(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.write_text("no folder")
+
+
+def break_no_weights(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+
+
+def break_bin_only(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({}, folder / "pytorch_model.bin")
+
+
+def break_cut_weights(folder: Path) -> None:
+    whole = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(whole[:-100])
+
+
+def break_empty_weights(folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(b"")
+
+
+def break_lost_shard(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
+    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+
+
+def config_of(text: str):
+    def break_config(folder: Path) -> None:
+        (folder / "config.json").write_text(text)
+
+    return break_config
+
+
+def break_bert(folder: Path) -> None:
+    (folder / "config.json").write_text(BertConfig().to_json_string().replace('"bert"', '"vit"'))
+
+
+def break_code(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
+    (folder / "own.py").write_text("raise SystemExit('foreign code was run')")
+
+
+def break_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text("{")
+
+
+def break_no_tokenizer(folder: Path) -> None:
+    for path in folder.glob("tokenizer*"):
+        path.unlink()
+
+
+def break_eos(folder: Path) -> None:
+    for name in ("config.json", "tokenizer_config.json"):
+        values = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps({k: None if k.startswith("eos") else v for k, v in values.items()}))
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (break_missing, "there is no such folder"),
+        (break_empty, "config.json is missing"),
+        (break_file, "there is no such folder"),
+        (break_no_weights, "model.safetensors is missing"),
+        (break_bin_only, "model.safetensors is missing"),
+        (break_cut_weights, "model.safetensors is damaged"),
+        (break_empty_weights, "model.safetensors is damaged"),
+        (break_lost_shard, "model-00002-of-00002.safetensors is missing"),
+        (config_of("{"), "cannot be loaded (Expecting"),
+        (config_of(""), "cannot be loaded (Expecting"),
+        (config_of("[]"), "config.json names no model_type"),
+        (config_of("{}"), "config.json names no model_type"),
+        (config_of('{"model_type": "nothing-like-it"}'), "nothing-like-it"),
+        (config_of('{"model_type": "llama", "hidden_size": "wide"}'), "cannot be loaded"),
+        (break_bert, "vit is no causal language model"),
+        (break_code, "cannot be loaded"),
+        (break_tokenizer, "no tokenizer"),
+        (break_no_tokenizer, "no tokenizer"),
+        (break_eos, "EOS"),
+    ],
+)
+def test_broken_model_folders(model: Path, damage: Any, said: str) -> None:
+    damage(model)
+    message = refusal({"grpo.model_name": str(model)})
+    assert message.startswith("grpo.model_name")
+    assert said in message
+    if "EOS" not in said:
+        assert str(model) in message
+        assert "give 'tiny', a folder" in message or "save one beside the model" in message
+
+
+def test_a_whole_model_folder_passes_and_loads(model: Path) -> None:
+    config = build_config(merge({}, {"grpo.model_name": str(model), "grpo.max_new_tokens": 8}))
+    ready = preflight.preflight(config)
+    loaded = load_model(config, config.grpo.model_name, ready.task)
+    assert loaded.config.vocab_size == len(ready.tokenizer)
+
+
+def test_sharded_weights_pass(model: Path) -> None:
+    LlamaForCausalLM.from_pretrained(model).save_pretrained(model, max_shard_size="2KB")
+    (model / "model.safetensors").unlink(missing_ok=True)
+    assert len(list(model.glob("model-*.safetensors"))) > 1
+    inputs.check_model_files(str(model), "grpo.model_name")
+
+
+def test_a_broken_reference_is_blamed_on_its_own_setting(model: Path) -> None:
+    break_no_weights(model)
+    assert refusal({"model.reference": str(model)}).startswith(f"model.reference = '{model}'")
+    preflight.preflight(build_config(merge({}, {"model.reference": str(model), "grpo.beta": 0.0})))  # none is needed
+
+
+def test_a_reference_with_another_vocabulary(model: Path) -> None:
+    config = tiny_config(TinyConfig(layers=1, hidden=8, heads=1))
+    config.vocab_size = 200
+    LlamaForCausalLM(config).save_pretrained(model)
+    message = refusal({"model.reference": str(model)})
+    assert message.startswith("model.reference")
+    assert "200 tokens against 99" in message
+
+
+@pytest.mark.parametrize("name", ["no-such-model", "no/such", "a/b/c", "what ever", "x" * 5000, "~nobody-at-all/x"])
+def test_a_hub_name_that_cannot_be_had(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    message = refusal({"grpo.model_name": name})
+    assert message.startswith(f"grpo.model_name = '{name}': cannot be loaded")
+    assert "give 'tiny', a folder" in message
+
+
+def test_an_unreachable_hub_is_found_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Nowhere:
+        def head(self, url: str, **options: Any) -> None:
+            asked.append(url)
+            raise OSError("no route")
+
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.get_session", Nowhere)
+    for _ in range(2):
+        assert "cannot be loaded" in refusal({"grpo.model_name": "no/such"})
+    assert len(asked) == 1
+    assert os.environ.pop("HF_HUB_OFFLINE") == "1"
+
+
+def test_a_cached_hub_model_needs_no_hub(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    held = {"config.json"}
+    monkeypatch.setattr(
+        "huggingface_hub.try_to_load_from_cache", lambda name, file: str(saved / file) if file in held else None
+    )
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors weights"):
+        inputs.check_model_files("some/model", "grpo.model_name")
+    held.add("model.safetensors.index.json")
+    inputs.check_model_files("some/model", "grpo.model_name")
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Tasks, rewards, lengths
+
+
+@pytest.mark.parametrize(
+    ("rows", "settings", "said"),
+    [
+        (None, {}, ["task.path", "no file"]),
+        ([], {}, ["task.path", "no rows"]),
+        ([*ROWS[:2], "{oops"], {}, ["task.path", "line 3", "is not JSON"]),
+        ([[1, 2]], {}, ["task.path", "line 1", "named columns"]),
+        (ROWS, {"task.answer_column": "solution"}, ["task.answer_column", "'solution'", "question, answer"]),
+        ([{"q": "x", "answer": "1"}] * 5, {}, ["task.question_column", "one of q, answer"]),
+        ([{"question": "x", "answer": None}] * 5, {}, ["task.answer_column", "is None", "a text or a number"]),
+        (ROWS, {"task.prompt_template": "{nope}"}, ["task.prompt_template", "'{nope}'", "{question}, {answer}"]),
+        (ROWS, {"task.prompt_template": "{question"}, ["task.prompt_template", "double any brace"]),
+        (ROWS[:1], {}, ["task.path", "one row"]),
+        (ROWS, {"task.eval_path": "none.jsonl"}, ["task.eval_path", "none.jsonl"]),
+    ],
+)
+def test_bad_data(tmp_path: Path, rows: list[Any] | None, settings: dict[str, Any], said: list[str]) -> None:
+    path = str(tmp_path / "none.jsonl") if rows is None else jsonl(tmp_path, *rows)
+    message = refusal({"task.name": "records", "task.path": path, **settings})
+    assert all(part in message for part in said), message
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"task.name": "records"}, ["task.path: nothing given"]),
+        ({"task.eval_size": 9000}, ["task.eval_size: 9000", "make it smaller"]),
+        ({"task.prompt_template": "{c}"}, ["task.prompt_template", "{a}, {b}"]),
+        ({"task.rewards": ["exact_mach"]}, ["task.rewards: 'exact_mach'", "did you mean 'exact_match'?"]),
+        ({"task.rewards": ["no_such_module:reward"]}, ["'no_such_module:reward' cannot be imported", "PYTHONPATH"]),
+        ({"task.rewards": ["json:lods"]}, ["json has no function 'lods'", "did you mean 'loads'?"]),
+        ({"task.rewards": ["math", "math"], "task.reward_weights": [1, 2]}, ["'math' is there twice"]),
+        ({"grpo.max_new_tokens": 510}, ["grpo.max_new_tokens = 510", "6 tokens", "window is 512", "lower it"]),
+        ({"task.prompt_template": "x" * 600 + "{a}"}, ["has 602 tokens", "window is 512", "drop the prompt"]),
+    ],
+)
+def test_bad_tasks_rewards_and_lengths(settings: dict[str, Any], said: list[str]) -> None:
+    message = refusal(settings)
+    assert all(part in message for part in said), message
+
+
+def test_the_longest_completion_that_fits_passes() -> None:
+    preflight.preflight(build_config({"grpo": {"max_new_tokens": 506}}))  # a prompt has 6 tokens
+
+
+def test_the_references_window_counts_too(model: Path) -> None:
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**values, "max_position_embeddings": 10}))
+    message = refusal({"model.reference": str(model)})
+    assert "window is 10" in message
+    preflight.preflight(build_config(merge({}, {"model.reference": str(model), "grpo.max_new_tokens": 4})))
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Resources and places
+
+
+@pytest.mark.parametrize("share", ["generator_gpu", "reference_gpu", "learner_gpu"])
+def test_a_gpu_share_without_a_gpu(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
+    monkeypatch.setattr(preflight, "available_gpus", lambda: 0.0)
+    message = refusal({f"resources.{share}": 0.5})
+    assert message.startswith("resources.")
+    assert f"{share} = 0.5" in message
+    assert "there are 0; set them to 0 or null" in message
+
+
+def test_more_than_one_gpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available_gpus", lambda: 1.0)
+    message = refusal({"resources.generator_gpu": 0.5, "resources.learner_gpu": 0.6})
+    assert "1.25 GPU in all, but there are 1; lower the shares" in message
+
+
+def test_a_folder_of_another_run() -> None:
+    Path("mine").mkdir()
+    Path("mine/keep.txt").write_text("kept")
+    assert refusal({"output.dir": "mine"}) == (
+        "output.dir = 'mine': holds another run or other files; give a new folder or remove it"
+    )
+    assert Path("mine/keep.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize("folder", ["keep.txt", "keep.txt/run", "keep.txt/a/b"])
+def test_a_folder_below_a_file(folder: str) -> None:
+    Path("keep.txt").write_text("kept")
+    message = refusal({"output.dir": folder})
+    assert message.startswith(f"output.dir = '{folder}'")
+    assert "keep.txt' is no folder; give another folder" in message
+
+
+def test_a_folder_that_cannot_be() -> None:
+    assert "is no path" in refusal({"output.dir": "x" * 5000})
+
+
+@pytest.mark.parametrize(
+    ("settings", "place"), [({"output.dir": "a/b"}, "output.dir = 'a/b'"), ({}, "output.dir (null)")]
+)
+def test_a_place_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, settings: dict, place: str) -> None:
+    real = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and real(path, mode))  # root may always
+    message = refusal(settings)
+    assert message.startswith(place)
+    assert message.endswith("cannot be written to; give another folder")
+
+
+def test_a_cache_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("keep.txt").write_text("kept")
+    monkeypatch.setenv("OVERLAPRL_CACHE", str(Path("keep.txt").absolute() / "cache"))
+    assert "OVERLAPRL_CACHE: " in refusal({})
+
+
+def test_an_empty_or_new_folder_passes() -> None:
+    Path("mine").mkdir()
+    for folder in ("mine", "mine/new/run", None):
+        inputs.check_output(folder)
+
+
+def test_dry_run_in_python() -> None:
+    out = io.StringIO()
+    config = build_config({"seed": 3, "task": {"system_prompt": "[bold]x[/bold] :smile: " * 30}})
+    ready = running.dry_run(config, Console(file=out, soft_wrap=True, width=40))
+    printed, _, plan = out.getvalue().partition("# ")
+    assert build_config(yaml.safe_load(printed)) == config
+    assert f"{len(ready.task.train)} problems to train on" in plan
