@@ -96,9 +96,9 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray):
     assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free - held)
     for role in ("generator", "reference", "learner"):
         assert ray.get_actor(f"placement/{role}")
+    # a second set does not fit beside the first: it says so instead of hanging
+    short = config.model_copy(update={"resources": config.resources.model_copy(update={"start_timeout_s": 3.0})})
     with pytest.raises(RunError, match=r"waited in vain .*resources.start_timeout_s"):
-        # a second set does not fit beside the first: it says so instead of hanging
-        short = config.model_copy(update={"resources": config.resources.model_copy(update={"start_timeout_s": 3.0})})
         start_actors(short, ready.task, ready.plan, run="second")
     started.stop()
     assert wait_for(lambda: ray.available_resources()["GPU"], free)
