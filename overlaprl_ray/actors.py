@@ -18,7 +18,8 @@ import torch
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.learner import Learner, StepResult
+from overlaprl_ray.learner import Learner
+from overlaprl_ray.metrics import StepResult
 from overlaprl_ray.models import load_tokenizer
 from overlaprl_ray.parts import build_learner, build_reference, build_sampler
 from overlaprl_ray.resources import Plan

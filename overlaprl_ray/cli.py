@@ -197,4 +197,7 @@ def run_script(main: Callable[[list[str]], None]) -> NoReturn:
     except (ConfigError, RunError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        print("interrupted; what was written so far is in the run's folder", file=sys.stderr)
+        sys.exit(1)
     sys.exit(0)

@@ -9,7 +9,6 @@ import copy
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,26 +18,14 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.kl import staleness_kl
 from overlaprl_ray.logprobs import check_head, response_logprobs
-from overlaprl_ray.loss import LossSettings, grpo_loss, normalizer
+from overlaprl_ray.loss import LossOutput, LossSettings, grpo_loss, normalizer
 from overlaprl_ray.memory import memory_gb
-from overlaprl_ray.metrics import StepTotals, rollout_metrics
+from overlaprl_ray.metrics import StepResult, StepTotals, rollout_metrics, samples_of
 from overlaprl_ray.optimizer import MasterAdamW
-from overlaprl_ray.rollout import Rollout, Scores, Span, micro_batches, rows_of
+from overlaprl_ray.rollout import Rollout, Scores, micro_batches, rows_of
+from overlaprl_ray.rules import Gate, GateInputs, keep_everything, merge_gates, timing
 from overlaprl_ray.schedule import is_too_old
-from overlaprl_ray.staleness import Gate, GateInputs, StalenessScheduler, keep_everything, merge_gates, timing
-
-
-@dataclass(frozen=True)
-class StepResult:
-    """What the driver learns of a step: numbers and times, no tensors."""
-
-    step: int
-    metrics: dict[str, Any]
-    spans: dict[str, Span]  # load, generate, reference, train
-    memory_gb: dict[str, float]
-    samples: list[dict[str, Any]]  # for completions.jsonl
-    weights_step: int
-    floor: float  # KL of the run's first batch, numerical mismatch alone, nats per token
+from overlaprl_ray.staleness import StalenessScheduler
 
 
 @dataclass
@@ -128,9 +115,8 @@ class Learner:
         memory = {"generator": rollout.memory_gb, "learner": memory_gb(self.model.device)}
         if scores:
             spans["reference"], memory["reference"] = scores.span, scores.memory_gb
-        return StepResult(
-            rollout.batch, metrics, spans, memory, self._samples(rollout), rollout.weights_step, self.floor
-        )
+        samples = samples_of(rollout, self.config.output.completions_every, grpo.group_size)
+        return StepResult(rollout.batch, metrics, spans, memory, samples, rollout.weights_step, self.floor)
 
     def _update(
         self, part: Rollout, reference: Tensor | None, update: _Update, totals: StepTotals, first: bool
@@ -138,17 +124,12 @@ class Learner:
         """One optimizer update, or none where the gate discards every row."""
         grpo = self.config.grpo
         micros = list(micro_batches(part, grpo.micro_batch_size))
-        when = self.timing
-        if first and when == "before":
-            if self.scheduler.config.rule == "version":
-                update.gate = self._judge(part, torch.zeros_like(part.logprobs))  # looks at the lag alone
-            elif len(micros) > 1:
-                update.gate = self._judge(part, self._logprobs(part) - part.logprobs)
-            else:
-                when = "rows"  # the one micro-batch is the whole update
+        if first:
+            update.gate = self._gate_before(part, len(micros))
         if update.gate is not None and not update.gate.weight.any():
             return self._record(update.gate, totals, first)
 
+        judge_rows = update.gate is None and self.timing != "after"
         whole = normalizer(grpo.loss_type, len(part.rewards), part.tokens, grpo.max_new_tokens)
         self.optimizer.zero_grad()
         seen, gates = torch.zeros_like(part.logprobs), []
@@ -157,40 +138,70 @@ class Learner:
             logprobs, entropy = response_logprobs(self.model, micro, grpo.temperature)
             seen[rows, :width] = logprobs.detach().cpu()
             _check_finite(seen[rows], micro)
+            log_ratio = seen[rows, :width] - micro.logprobs
             gate = update.gate.rows(rows, width) if update.gate else None
-            if first and when == "rows":
-                gate = self._judge(micro, seen[rows, :width] - micro.logprobs)
+            if judge_rows:
+                gate = self._judge(micro, log_ratio)
                 gates.append(gate)
-            scaling = gate if self.timing != "after" else None  # a batch's one weight comes after clipping
-            device = logprobs.device
-            loss = grpo_loss(
-                self.settings,
-                logprobs,
-                micro.logprobs.to(device),
-                micro.advantages.to(device),
-                micro.completion_mask.to(device),
-                whole,
-                proximal=None if update.proximal is None else update.proximal[rows, :width].to(device),
-                reference=None if reference is None else reference[rows, :width].to(device),
-                row_weight=None if scaling is None else scaling.weight.to(device),
-                keep=None if scaling is None or scaling.keep is None else scaling.keep.to(device),
-            )
+            proximal, scored = _cut(update.proximal, rows, width), _cut(reference, rows, width)
+            loss = self._loss(micro, logprobs, whole, gate, proximal, scored)
             loss.loss.backward()
             self.optimizer.collect()
-            totals.add_loss(loss, (seen[rows, :width] - micro.logprobs), micro, entropy, first)
+            totals.add_loss(loss, log_ratio, micro, entropy, first)
         if first:
-            if when == "after":
-                update.gate = self._judge(part, seen - part.logprobs)
-            elif when == "rows":
-                update.gate = merge_gates(gates)
-            elif update.gate is not None and update.gate.kl is None:  # decided without a forward; measured all the same
-                measured = keep_everything(self._inputs(part, seen - part.logprobs), self.scheduler.config)
-                update.gate = replace(update.gate, kl=measured.kl, signal_tokens=measured.signal_tokens)
-            if update.proximal is None:
-                update.proximal = seen
+            update.gate = merge_gates(gates) if gates else self._gate_after(part, seen, update.gate)
+            update.proximal = seen if update.proximal is None else update.proximal
         assert update.gate is not None
         self._apply(part, update.gate, totals)
         self._record(update.gate, totals, first)
+
+    def _loss(
+        self,
+        micro: Rollout,
+        logprobs: Tensor,
+        whole: float,
+        gate: Gate | None,
+        proximal: Tensor | None,
+        reference: Tensor | None,
+    ) -> LossOutput:
+        """A micro-batch's share of the update's loss, on the policy's device."""
+        # the one weight of a whole batch comes after clipping, not here
+        weight, keep = (gate.weight, gate.keep) if gate is not None and self.timing != "after" else (None, None)
+
+        def here(value: Tensor | None) -> Tensor | None:
+            return None if value is None else value.to(logprobs.device)
+
+        return grpo_loss(
+            self.settings,
+            logprobs,
+            micro.logprobs.to(logprobs.device),
+            micro.advantages.to(logprobs.device),
+            micro.completion_mask.to(logprobs.device),
+            whole,
+            proximal=here(proximal),
+            reference=here(reference),
+            row_weight=here(weight),
+            keep=here(keep),
+        )
+
+    def _gate_before(self, part: Rollout, micro_batches: int) -> Gate | None:
+        """The verdict of a rule that must speak before any backward pass; None where it can wait."""
+        if self.timing != "before":
+            return None
+        if self.scheduler.config.rule == "version":
+            return self._judge(part, torch.zeros_like(part.logprobs))  # looks at the lag alone
+        if micro_batches > 1:
+            return self._judge(part, self._logprobs(part) - part.logprobs)
+        return None  # the one micro-batch is the whole update: its own forward will do
+
+    def _gate_after(self, part: Rollout, seen: Tensor, gate: Gate | None) -> Gate:
+        """The verdict on a whole batch; or, of a rule that decided without a forward, the KL it did not need."""
+        if gate is None:
+            return self._judge(part, seen - part.logprobs)
+        if gate.kl is None:
+            measured = keep_everything(self._inputs(part, seen - part.logprobs), self.scheduler.config)
+            return replace(gate, kl=measured.kl, signal_tokens=measured.signal_tokens)
+        return gate
 
     def _apply(self, part: Rollout, gate: Gate, totals: StepTotals) -> None:
         if not gate.weight.any():
@@ -234,30 +245,6 @@ class Learner:
             self.scheduler.calibrate(floor)
         return floor
 
-    def _samples(self, rollout: Rollout) -> list[dict[str, Any]]:
-        """The first group of a batch, for reading; only at the steps that the config asks for."""
-        every = self.config.output.completions_every
-        if every == 0 or (rollout.batch - 1) % every:
-            return []
-        rows = range(min(self.config.grpo.group_size, len(rollout.completions)))
-        return [sample_of(rollout, row) for row in rows]
-
-
-def sample_of(rollout: Rollout, row: int) -> dict[str, Any]:
-    """One completion as a row of completions.jsonl."""
-    return {
-        "step": rollout.batch,
-        "prompt": rollout.prompts[row],
-        "completion": rollout.completions[row],
-        "answer": rollout.answers[row],
-        "extracted": rollout.extracted[row],
-        "reward": float(rollout.rewards[row]),
-        "rewards": {name: float(part[row]) for name, part in rollout.reward_parts.items()},
-        "advantage": float(rollout.advantages[row]),
-        "tokens": int(rollout.completion_mask[row].sum()),
-        "version": rollout.version,
-    }
-
 
 def _check_finite(logprobs: Tensor, rows: Rollout) -> None:
     bad = (~logprobs.isfinite()).any(dim=1).nonzero().flatten().tolist()
@@ -267,3 +254,7 @@ def _check_finite(logprobs: Tensor, rows: Rollout) -> None:
             f"completion {rows.completions[bad[0]]!r:.80} (and {len(bad) - 1} more rows); "
             "lower grpo.lr, or use model.dtype float32"
         )
+
+
+def _cut(values: Tensor | None, rows: slice, width: int) -> Tensor | None:
+    return None if values is None else values[rows, :width]

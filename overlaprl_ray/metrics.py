@@ -10,8 +10,21 @@ import torch
 from torch import Tensor
 
 from overlaprl_ray.loss import LossOutput, effective_sample_size
-from overlaprl_ray.rollout import Rollout
-from overlaprl_ray.staleness import Decision, Gate, overall_decision
+from overlaprl_ray.rollout import Rollout, Span
+from overlaprl_ray.rules import Decision, Gate, overall_decision
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What the driver learns of a step: numbers and times, no tensors."""
+
+    step: int
+    metrics: dict[str, Any]
+    spans: dict[str, Span]  # load, generate, reference, train
+    memory_gb: dict[str, float]
+    samples: list[dict[str, Any]]  # for completions.jsonl
+    weights_step: int
+    floor: float  # KL of the run's first batch, numerical mismatch alone, nats per token
 
 
 def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
@@ -98,3 +111,25 @@ class StepTotals:
             "staleness/frac_stale": fractions["stale"],
             "staleness/frac_discarded": fractions["discard"],
         }
+
+
+def samples_of(rollout: Rollout, every: int, group_size: int) -> list[dict[str, Any]]:
+    """The first group of a batch as rows of completions.jsonl, at every `every`-th step from the first (0: never)."""
+    if every == 0 or (rollout.batch - 1) % every:
+        return []
+    return [_sample(rollout, row) for row in range(group_size)]
+
+
+def _sample(rollout: Rollout, row: int) -> dict[str, Any]:
+    return {
+        "step": rollout.batch,
+        "prompt": rollout.prompts[row],
+        "completion": rollout.completions[row],
+        "answer": rollout.answers[row],
+        "extracted": rollout.extracted[row],
+        "reward": float(rollout.rewards[row]),
+        "rewards": {name: float(part[row]) for name, part in rollout.reward_parts.items()},
+        "advantage": float(rollout.advantages[row]),
+        "tokens": int(rollout.completion_mask[row].sum()),
+        "version": rollout.version,
+    }

@@ -17,7 +17,7 @@ import ray
 from overlaprl_ray.actors import Actors, Evaluation, fetch
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.learner import StepResult
+from overlaprl_ray.metrics import StepResult
 from overlaprl_ray.queue import RolloutQueue, Ticket
 from overlaprl_ray.schedule import evaluations, last_startable, weights_step
 

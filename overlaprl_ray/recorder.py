@@ -1,6 +1,6 @@
 """A run's folder, and the rows in it: written as they happen, so that a run cut short is still readable.
 
-recorder = Recorder(folder, config, tokenizer_name=None)
+recorder = Recorder(folder, config, cores=2)
 recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status="done")
 """
 
@@ -21,7 +21,7 @@ import yaml
 from overlaprl_ray.actors import Evaluation
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.gantt import draw_gantt
-from overlaprl_ray.learner import StepResult
+from overlaprl_ray.metrics import StepResult
 from overlaprl_ray.rollout import Span
 from overlaprl_ray.summary import WARM_UP, summarize
 from overlaprl_ray.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
@@ -43,8 +43,8 @@ def default_folder(config: ExperimentConfig) -> Path:
 class Recorder:
     """Turns step results into rows with times, and writes everything but the model."""
 
-    def __init__(self, folder: Path, config: ExperimentConfig):
-        self.folder, self.config = folder, config
+    def __init__(self, folder: Path, config: ExperimentConfig, cores: int | None):
+        self.folder, self.config, self.cores = folder, config, cores
         folder.mkdir(parents=True, exist_ok=True)
         text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
         (folder / "config.yaml").write_text(text, encoding="utf-8")
@@ -89,7 +89,7 @@ class Recorder:
 
     def summary(self, status: str) -> dict[str, Any]:
         """Write summary.json and the timeline; returns the summary."""
-        found = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status)
+        found = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status, self.cores)
         found["staleness_floor"] = self.floor
         timeline = self._timeline()
         found["overlap_fraction"] = timeline.overlap_fraction

@@ -7,6 +7,7 @@ Fractions only place actors; each actor also caps its own memory at its share (s
 
 import dataclasses
 import math
+import os
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
@@ -25,6 +26,13 @@ class Plan:
     num_generators: int
     threads: int
     needs_reference: bool
+
+    @property
+    def cores(self) -> int | None:
+        """How many actors can compute at once on the CPU; None on a GPU, which they share without counting cores."""
+        if self.generator_gpu or self.learner_gpu:
+            return None
+        return max(1, (os.cpu_count() or 1) // self.threads)
 
     def lines(self) -> list[str]:
         """The plan as a person reads it."""

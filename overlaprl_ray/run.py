@@ -16,7 +16,7 @@ from rich.console import Console
 
 from overlaprl_ray.actors import Actors, fetch, start_actors
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.learner import StepResult
+from overlaprl_ray.metrics import StepResult
 from overlaprl_ray.pipeline import Pipeline
 from overlaprl_ray.preflight import Preflight, preflight
 from overlaprl_ray.progress import Progress, closing_table
@@ -36,7 +36,7 @@ def train(config: ExperimentConfig, console: Console | None = None) -> dict[str,
         progress.say(f"starting actors: {'; '.join(ready.plan.lines())}")
         actors = start_actors(config, ready.task, ready.plan, run=folder.name)
         try:
-            summary = _run(config, actors, Recorder(folder, config), progress)
+            summary = _run(config, actors, Recorder(folder, config, ready.plan.cores), progress)
         finally:
             actors.stop()
     closing_table(summary, folder, console)

@@ -1,9 +1,8 @@
 """What a finished run amounts to, computed from its rows.
 
-summarize(config, rows, evaluations, wall_s=61.2, status="done")["accuracy_final"]
+summarize(config, rows, evaluations, wall_s=61.2, status="done", cores=2)["accuracy_final"]
 """
 
-import os
 from collections import Counter
 from statistics import fmean
 from typing import Any
@@ -24,8 +23,8 @@ def stage_means(rows: list[dict[str, Any]]) -> dict[str, float]:
 def bounds(stages: dict[str, float], mode: str, lag: int, cores: int | None) -> dict[str, float]:
     """Seconds a steady step takes at least: `serial` one stage after another, `bound` with perfect overlap.
 
-    Batch k+1 cannot start before step k-lag is done, hence serial / (lag + 1); `cores` bounds work on a CPU, None on a
-    GPU, where the figure means "no contention" rather than a physical limit.
+    Batch k+1 cannot start before step k-lag is done, hence serial / (lag + 1). `cores` is how many stages a CPU can
+    hold at once, None on a GPU, where the figure means "no contention" rather than a physical limit.
     """
     serial = sum(stages.values())
     learner = stages["train"] + (0.0 if mode == "overlap" else stages["reference"])
@@ -35,15 +34,19 @@ def bounds(stages: dict[str, float], mode: str, lag: int, cores: int | None) -> 
 
 
 def summarize(
-    config: ExperimentConfig, rows: list[dict[str, Any]], evaluations: list[Evaluation], wall_s: float, status: str
+    config: ExperimentConfig,
+    rows: list[dict[str, Any]],
+    evaluations: list[Evaluation],
+    wall_s: float,
+    status: str,
+    cores: int | None,
 ) -> dict[str, Any]:
-    """summary.json; a field that the run did not get to is None."""
+    """summary.json; a field that the run did not get to is None. `cores` as in `bounds`."""
     accuracies = [evaluation.accuracy for evaluation in evaluations]
     steady = rows[WARM_UP:] or rows
     seconds = sum(row["time/step"] for row in steady)
     decisions = Counter(row["staleness/decision"] for row in rows)
     stages = stage_means(rows) if rows else None
-    on_cpu = bool(rows) and not any(config.resources.model_dump()[f"{a}_gpu"] for a in ("generator", "learner"))
     kls = [row["staleness/kl"] for row in rows if row["staleness/kl"] is not None]
     return {
         "status": status,
@@ -63,11 +66,7 @@ def summarize(
         "samples": rows[-1]["samples"] if rows else 0,
         "wall_s": wall_s,
         "stages_s": stages,
-        **(
-            {}
-            if stages is None
-            else bounds(stages, config.pipeline.mode, config.lag, os.cpu_count() if on_cpu else None)
-        ),
+        **({} if stages is None else bounds(stages, config.pipeline.mode, config.lag, cores)),
         "decisions": {name: decisions[name] for name in ("fresh", "stale", "discard")},
         "staleness_kl_mean": fmean(kls) if kls else None,
         "staleness_kl_max": max(kls, default=None),

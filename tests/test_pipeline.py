@@ -19,9 +19,10 @@ STALE = {"kl_fresh": 1e-6, "kl_stale": 2e-4}  # low enough that discards occur
 
 
 def run(folder, **groups):
-    """A run's rows and summary."""
+    """A run's rows and summary, without a reference model: two actors start faster than three."""
+    grpo = {"beta": 0.0, **groups.pop("grpo", {})}
     output = {"dir": str(folder), "eval_every": 0, "completions_every": 1, **groups.pop("output", {})}
-    summary = train(small(output=output, **groups))
+    summary = train(small(output=output, grpo=grpo, **groups))
     return read_jsonl(folder / "metrics.jsonl"), summary
 
 
@@ -32,9 +33,9 @@ def weights_steps(folder) -> dict[int, int]:
     return {args["batch"]: args["weights_step"] for args in made}
 
 
-@pytest.mark.parametrize("lag", [1, 2, 5])
+@pytest.mark.parametrize("lag", [1, pytest.param(2, marks=pytest.mark.slow), 5])
 def test_each_batch_is_made_with_the_planned_weights_and_work_overlaps(local_ray, tmp_path, lag):
-    shape = {"num_steps": 30, "lr": 3e-3, "num_prompts_per_step": 16, "group_size": 8, "beta": 0.0}
+    shape = {"num_steps": 30, "lr": 3e-3, "num_prompts_per_step": 16, "group_size": 8}
     rows, summary = run(
         tmp_path / "run",
         grpo=shape,
@@ -54,18 +55,13 @@ def test_each_batch_is_made_with_the_planned_weights_and_work_overlaps(local_ray
     assert summary["overlap_fraction"] >= 0.8
 
 
-def test_sync_never_overlaps(local_ray, tmp_path):
-    _, summary = run(tmp_path / "run", grpo={"num_steps": 10}, pipeline={"mode": "sync", "lag": 4})
-    assert summary["overlap_fraction"] == 0
-    assert summary["lag"] == 0
-
-
 def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
     lag = 3
     rows, _ = run(
         tmp_path / "run", grpo={"num_steps": 16}, pipeline={"mode": "async", "lag": lag, "schedule": "latest"}
     )
     assert len(rows) == 16
+    assert "memory/reference_gb" not in rows[0]  # no such actor where beta is 0
     made = weights_steps(tmp_path / "run")
     assert all(made[step] >= weights_step(step, lag) for step in made)
     assert all(made[step] < step for step in made)
@@ -114,18 +110,6 @@ def wait_for(value, expected, seconds=20.0):
     return abs(value() - expected) <= 1e-6
 
 
-def test_no_reference_actor_without_beta(local_ray):
-    config = small(grpo={"beta": 0.0})
-    ready = preflight(config)
-    started = start_actors(config, ready.task, ready.plan, run="plain")
-    try:
-        assert started.reference is None
-        with pytest.raises(ValueError, match="Failed to look up"):
-            ray.get_actor("plain/reference")
-    finally:
-        started.stop()
-
-
 def raises_at_third_batch(prompts, completions, answer, **columns):
     """A user's reward with a fault."""
     raises_at_third_batch.calls = getattr(raises_at_third_batch, "calls", 0) + 1
@@ -160,7 +144,7 @@ def test_a_killed_actor_ends_the_run_with_a_message(local_ray, tmp_path, monkeyp
 
     def killing(*args, **kwargs):
         found = actors_module.start_actors(*args, **kwargs)
-        ray.kill(found.reference)
+        ray.kill(found.learner)
         killed.append(True)
         return found
 

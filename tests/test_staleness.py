@@ -12,18 +12,17 @@ from torch import Tensor
 from overlaprl_ray.config import StalenessConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.kl import staleness_kl
-from overlaprl_ray.staleness import (
+from overlaprl_ray.rules import (
     DECISIONS,
     RULES,
     Gate,
     GateInputs,
-    StalenessDecision,
-    StalenessScheduler,
     kl_weight,
     merge_gates,
     overall_decision,
     timing,
 )
+from overlaprl_ray.staleness import StalenessDecision, StalenessScheduler
 
 GRANULARITIES = ["batch", "group", "sequence"]
 
