@@ -4,7 +4,7 @@ import os
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.engines.hf import HFEngine, row_uniforms, sample
@@ -15,10 +15,12 @@ from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
 PROMPTS = [[13, 24, 5], [7], [40, 41, 42, 43, 44, 45], [9, 9]]
 
 
-@pytest.fixture(scope="module")
-def model():
+@pytest.fixture(scope="module", params=["rotary", "learned"])
+def model(request):
+    """A Llama with relative positions and a GPT-2 with absolute ones, where a wrong position id cannot hide."""
     torch.manual_seed(0)
-    made = AutoModelForCausalLM.from_config(tiny_config(TinyConfig())).eval()
+    gpt2 = GPT2Config(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=2, pad_token_id=0, eos_token_id=1)
+    made = AutoModelForCausalLM.from_config(tiny_config(TinyConfig()) if request.param == "rotary" else gpt2).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(3)  # sharp enough that greedy has no near-ties
@@ -120,6 +122,16 @@ def test_finished_rows_leave_the_batch(model, engine, monkeypatch):
     assert sizes[-1] < 16
     assert sorted(sizes, reverse=True) == sizes
     assert out.finished.any()
+
+
+def test_every_eos_id_ends_a_row(model):
+    eos = tuple(range(0, 98, 3))
+    out = HFEngine(model, 0, eos).generate([[5]] * 16, 12, 1.5, seeds(16))
+    is_eos = torch.isin(out.ids, torch.tensor(eos)) & out.mask
+    assert is_eos.any(1)[out.finished].all()
+    assert out.finished.sum() > 8
+    last = out.mask.sum(1) - 1
+    assert all(is_eos[row].nonzero().flatten().tolist() == [int(last[row])] for row in out.finished.nonzero().flatten())
 
 
 def test_the_first_eos_is_kept_and_nothing_after_it_even_where_pad_is_eos():

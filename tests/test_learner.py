@@ -149,6 +149,15 @@ def test_stored_logprobs_are_used_so_that_later_iterations_clip(model, rollout):
     assert later["staleness/lag"] == 4
 
 
+@pytest.mark.parametrize("correction", ["truncated", "decoupled"])
+@pytest.mark.parametrize("num_minibatches", [1, 2])
+def test_the_proximal_policy_stays_that_of_the_start(model, rollout, correction, num_minibatches):
+    """Were it taken anew at each iteration, the corrected ratio would be 1 for ever and nothing clipped."""
+    shape = {"num_iterations": 3, "num_minibatches": num_minibatches, "correction": correction}
+    metrics = learner_of(model, config_of(lr=3e-2, max_grad_norm=10.0, **shape)).step(rollout).metrics
+    assert metrics["clip_ratio/low"] + metrics["clip_ratio/high"] > 0.1
+
+
 def test_minibatches_are_updates_on_whole_groups(model, rollout):
     learner = learner_of(model, config_of(num_minibatches=4, micro_batch_size=2))
     metrics = learner.step(rollout).metrics
@@ -220,6 +229,17 @@ def test_bfloat16_keeps_float32_masters_that_see_small_steps(model, rollout):
     assert all(torch.equal(saved[n], m) for n, m in zip(names, learner.optimizer.masters, strict=True))
 
 
+def test_gradients_of_micro_batches_add_up_in_float32():
+    """256 + 1 is 256 in bfloat16; the masters must see 257."""
+    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
+    optimizer = MasterAdamW(model, lr=0.01)
+    for gradient in (256.0, 1.0):
+        model.weight.grad = torch.tensor([[gradient]], dtype=torch.bfloat16)
+        optimizer.collect()
+    assert optimizer.masters[0].grad.item() == 257.0
+    assert optimizer.clip(1.0) == pytest.approx(257.0)
+
+
 @pytest.mark.parametrize(("apply_to", "expected"), [("loss", 0.1), ("lr", 1.0)])
 def test_weight_scales_gradient_or_learning_rate(apply_to, expected):
     """After one weighted step the first moment holds w times the gradient under `loss`, all of it under `lr`."""
@@ -244,6 +264,14 @@ def test_a_gradient_that_is_not_finite_ends_the_run_by_name(model, rollout):
     with pytest.raises(RunError, match="step 1"):
         learner.step(rollout)
     assert torch.equal(flat(learner).nan_to_num(), before.nan_to_num())
+
+
+def test_an_infinite_advantage_ends_the_run_before_the_update(model, rollout):
+    learner = learner_of(model, config_of(mode="async"))
+    before = flat(learner)
+    with pytest.raises(RunError, match="step 1: the gradient's norm is nan"):
+        learner.step(dataclasses.replace(rollout, advantages=torch.full((16,), float("inf"))))
+    assert torch.equal(flat(learner), before)
 
 
 def test_a_rollout_beyond_the_bound_is_refused(model, rollout):
