@@ -138,30 +138,36 @@ def start_actors(config: ExperimentConfig, task: Task, plan: Plan, run: str) -> 
     """Start the actors, named `<run>/<role>`, and wait until each has loaded its model."""
     threads = {name: str(plan.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     # what the driver can import (a user's reward functions), actors can
-    paths = os.pathsep.join(path for path in sys.path if path)
+    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
     environment = {"env_vars": {**threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}}
     task_ref = ray.put(task)
 
     def start(kind: type, role: str, gpu: float, *arguments: Any) -> Any:
         # no CPUs are asked for: three actors must fit two cores; threads are what bounds their use
         options = {"name": f"{run}/{role}", "num_gpus": gpu, "num_cpus": 0, "runtime_env": environment}
-        return ray.remote(kind).options(**options).remote(config, task_ref, gpu, *arguments)
+        try:
+            return ray.remote(kind).options(**options).remote(config, task_ref, gpu, *arguments)
+        except ValueError as error:  # Ray's word for a name that is taken
+            raise RunError(f"actor {run}/{role} cannot be started ({error}); give another output.dir") from error
 
     count = plan.num_generators
     names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-    generators = [start(GeneratorActor, n, plan.generator_gpu, (i, count)) for i, n in enumerate(names)]
-    reference = start(ReferenceActor, "reference", plan.reference_gpu) if plan.needs_reference else None
-    actors = Actors(generators, reference, start(LearnerActor, "learner", plan.learner_gpu))
-    waiting = dict(zip([*names, "reference", "learner"], [*generators, reference, actors.learner], strict=True))
-    ready = {name: actor.ready.remote() for name, actor in waiting.items() if actor is not None}
-    deadline = time.monotonic() + config.resources.start_timeout_s
+    started: dict[str, Any] = {}
     try:
+        for index, name in enumerate(names):
+            started[name] = start(GeneratorActor, name, plan.generator_gpu, (index, count))
+        if plan.needs_reference:
+            started["reference"] = start(ReferenceActor, "reference", plan.reference_gpu)
+        started["learner"] = start(LearnerActor, "learner", plan.learner_gpu)
+        ready = {name: actor.ready.remote() for name, actor in started.items()}
+        deadline = time.monotonic() + config.resources.start_timeout_s
         for name, reply in ready.items():
             fetch(reply, f"{run}/{name} to load its model", deadline - time.monotonic(), "resources.start_timeout_s")
     except BaseException:
-        actors.stop()
+        for actor in started.values():
+            ray.kill(actor)
         raise
-    return actors
+    return Actors([started[name] for name in names], started.get("reference"), started["learner"])
 
 
 def fetch(reference: Any, what: str, timeout_s: float, setting: str) -> Any:

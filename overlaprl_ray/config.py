@@ -122,7 +122,7 @@ class TinyConfig(Group):
         0.25, ge=0, le=1, description="supervised training stops at this chance of sampling the exact answer, 0 to 1"
     )
     warm_start_max_steps: Whole = Field(1500, description="supervised steps at most, >= 0")
-    warm_start_lr: float = Field(5e-3, gt=0, le=1, description="learning rate of the warm start, > 0 and at most 1")
+    warm_start_lr: float = Field(2e-3, gt=0, le=1, description="learning rate of the warm start, > 0 and at most 1")
     warm_start_batch: Count = Field(128, description="problems per supervised step, >= 1")
     seed: Seed = Field(0, description="seed of initial weights and warm start (not the run's), 0 to 2^31 - 1")
 
@@ -190,7 +190,9 @@ class StalenessConfig(Group):
     kl_stale: Positive = Field(0.15, description="from this KL (> 0) on it is discarded; > kl_fresh")
     min_weight: float = Field(0.1, ge=0, le=1, description="weight just below kl_stale, 0 to 1")
     threshold_unit: Literal["nats", "floor"] = Field(
-        "nats", description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor"
+        "nats",
+        description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor "
+        "(for bfloat16, where it is about 1e-3 nats; in float32 it is too small to be a unit)",
     )
     granularity: Literal["batch", "group", "sequence"] = Field("batch", description="what is judged as one")
     apply_to: Literal["loss", "lr"] = Field(

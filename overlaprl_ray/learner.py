@@ -62,6 +62,7 @@ class Learner:
             correction_cap=grpo.correction_cap,
         )
         self.version = 0
+        self.lag = 0  # versions between the generation of the batch in hand and the start of its step
         self.floor: float | None = None
 
     def weights(self) -> dict[str, Tensor]:
@@ -89,7 +90,7 @@ class Learner:
                 f"step {rollout.batch}: made with the weights after step {rollout.weights_step}, "
                 f"beyond lag {self.config.lag}"
             )
-        lag = self.version - rollout.version
+        lag = self.lag = self.version - rollout.version
         totals = StepTotals()
         if self.floor is None:
             self.floor = self._measure_floor(rollout)
@@ -221,8 +222,7 @@ class Learner:
         return self.scheduler.judge(self._inputs(rows, log_ratio))
 
     def _inputs(self, rows: Rollout, log_ratio: Tensor) -> GateInputs:
-        lag = self.version - rows.version
-        return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, lag)
+        return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, self.lag)
 
     def _record(self, gate: Gate, totals: StepTotals, first: bool) -> None:
         if first:

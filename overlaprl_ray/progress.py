@@ -82,6 +82,6 @@ def closing_table(summary: dict[str, Any], folder: Path, console: Console) -> No
     table.add_row("steps", f"{summary['steps']} at {summary['steps_per_s'] or 0:.2f} per second")
     table.add_row("generated", f"{summary['tokens']:,} tokens in {summary['samples']:,} completions")
     table.add_row("staleness decisions", decisions)
-    table.add_row("time", f"{summary['wall_s']:.0f} s")
-    table.add_row("files", str(folder))
+    table.add_row("time, without start-up", f"{summary['wall_s']:.0f} s")
     console.print(table)
+    console.print(f"files: {folder}", highlight=False, markup=False)

@@ -8,6 +8,7 @@ import json
 import math
 import os
 import platform
+import shutil
 import subprocess
 import time
 from datetime import datetime
@@ -20,6 +21,7 @@ import yaml
 
 from overlaprl_ray.actors import Evaluation
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.errors import RunError
 from overlaprl_ray.gantt import draw_gantt
 from overlaprl_ray.metrics import StepResult
 from overlaprl_ray.rollout import Span
@@ -46,8 +48,13 @@ class Recorder:
     def __init__(self, folder: Path, config: ExperimentConfig, cores: int | None):
         self.folder, self.config, self.cores = folder, config, cores
         folder.mkdir(parents=True, exist_ok=True)
-        text = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
-        (folder / "config.yaml").write_text(text, encoding="utf-8")
+        settings = config.model_dump(mode="json")
+        settings["output"]["dir"] = None  # the folder it lies in; the file can so be given again as it is
+        try:
+            with (folder / "config.yaml").open("x", encoding="utf-8") as file:
+                yaml.safe_dump(settings, file, sort_keys=False)
+        except FileExistsError:
+            raise RunError(f"output.dir = '{folder}': another run took it meanwhile; give a new folder") from None
         (folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
         self.started = time.time()
         self.rows: list[dict[str, Any]] = []
@@ -148,8 +155,6 @@ def _overlap(span: Span, others: list[Span]) -> float:
 def environment() -> dict[str, Any]:
     """Versions, hardware and commit: what a figure must be read with."""
     packages = ("overlaprl_ray", "torch", "transformers", "datasets", "ray", "numpy", "pandas")
-    here = Path(__file__).parent
-    commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=False)
     return {
         "versions": {name: version(name) for name in packages},
         "python": platform.python_version(),
@@ -158,9 +163,21 @@ def environment() -> dict[str, Any]:
         "cpus": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "git_commit": commit.stdout.strip() or None,
+        "git_commit": git_commit(Path(__file__).parent.parent),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
+
+
+def git_commit(root: Path) -> str | None:
+    """The commit of a checkout, with "-dirty" where tracked files differ; None for an installed package."""
+    if shutil.which("git") is None or not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
+
+    dirty = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
+    return git("rev-parse", "HEAD") + dirty or None
 
 
 def _cpu_name() -> str:

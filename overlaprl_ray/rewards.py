@@ -2,7 +2,8 @@ r"""Reward functions with TRL's signature, and the one place that calls them.
 
 A reward function is `(prompts, completions, answer, **columns) -> list[float]`: one number per completion. Completions
 are strings or TRL's chat lists (`[{"role": "assistant", "content": ...}]`); `answer` and every other column of the data
-come as lists of the same length. Anything that TRL's GRPOTrainer takes works here, as "package.module:function".
+come as lists of the same length. Your own function is named as "package.module:function"; it gets plain
+strings, and must return a list with a finite number for every completion.
 
 Example::
 
@@ -19,6 +20,8 @@ from typing import Any
 
 from overlaprl_ray.answers import extract_gsm8k_answer, extract_math_answer, last_box, same_answer
 from overlaprl_ray.errors import ConfigError, RunError
+
+MAX_REWARD = 1e30  # beyond float32, which rewards travel in, lies infinity
 
 Completion = str | Sequence[Mapping[str, Any]]
 RewardFunction = Callable[..., list[float]]
@@ -102,7 +105,7 @@ def _imported(name: str) -> RewardFunction:
     module_name, _, attribute = name.partition(":")
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:  # the module is the user's: importing it can raise anything
+    except (Exception, SystemExit) as error:  # the module is the user's: importing it can raise anything
         raise ConfigError(
             f"task.rewards: {name!r} cannot be imported ({type(error).__name__}: {error}); "
             "put the folder of its module on PYTHONPATH and check that `import` works"
@@ -167,8 +170,8 @@ def _call(
         got = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
         raise refusal(f"returned {got} for {len(completions)} completions, not a list of as many numbers; first", 0)
     for row, value in enumerate(values):
-        if not isinstance(value, Real) or not isfinite(value):
-            raise refusal(f"returned {value!r:.60}, not a finite number", row)
+        if not isinstance(value, Real) or not isfinite(value) or abs(value) > MAX_REWARD:
+            raise refusal(f"returned {value!r:.60}, not a finite number within ±{MAX_REWARD:g}", row)
     return [float(value) for value in values]
 
 

@@ -3,8 +3,10 @@
 summary = train(ExperimentConfig(seed=1))
 """
 
+import contextlib
 import logging
 import os
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -33,8 +35,11 @@ def train(config: ExperimentConfig, console: Console | None = None) -> dict[str,
     folder = folder.absolute()
     console = console or Console(soft_wrap=True)
     with ray_running(), Progress(config.grpo.num_steps, console) as progress:
-        progress.say(f"starting actors: {'; '.join(ready.plan.lines())}")
+        progress.say(f"run: {folder}")
+        progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
+        started = time.monotonic()
         actors = start_actors(config, ready.task, ready.plan, run=folder.name)
+        progress.say(f"actors ready after {time.monotonic() - started:.0f} s")
         try:
             summary = _run(config, actors, Recorder(folder, config, ready.plan.cores), progress)
         finally:
@@ -57,7 +62,8 @@ def _run(config: ExperimentConfig, actors: Actors, recorder: Recorder, progress:
             saving = actors.learner.save.remote(str(recorder.folder / "final"))
             fetch(saving, "the final model to be saved", config.pipeline.timeout_s, "pipeline.timeout_s")
     except BaseException:
-        recorder.summary(status="failed")
+        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong before it
+            recorder.summary(status="failed")
         raise
     return recorder.summary(status="done")
 

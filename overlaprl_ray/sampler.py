@@ -111,13 +111,13 @@ class Sampler:
         limit = self.config.task.reward_timeout_s
         prompts = [problem.prompt for problem in problems]
         result: list[tuple[list[float], dict[str, list[float]]]] = []
-        failure: list[Exception] = []
+        failure: list[BaseException] = []
 
         def work() -> None:
             try:
                 weights = self.config.task.reward_weights
                 result.append(score(self.rewards, weights, prompts, texts, columns_of(problems)))
-            except Exception as error:  # carried over to the caller's thread
+            except BaseException as error:  # carried over to the caller's thread, sys.exit() too
                 failure.append(error)
 
         thread = threading.Thread(target=work, daemon=True)
@@ -126,7 +126,7 @@ class Sampler:
         if failure:
             if isinstance(failure[0], RunError):
                 raise type(failure[0])(f"{where}: {failure[0]}")
-            raise failure[0]
+            raise RunError(f"{where}: a reward function ended with {type(failure[0]).__name__}: {failure[0]}")
         if not result:
             raise RunError(
                 f"{where}: scoring took more than task.reward_timeout_s = {limit:g} s (first prompt "

@@ -36,8 +36,7 @@ class StalenessScheduler:
     def __init__(self, config: StalenessConfig) -> None:
         self.config = config
         self._decisions: Counter[Decision] = Counter()
-        self._kls: list[float] = []
-        self._weights: list[float] = []
+        self._kl_sum, self._kl_count, self._weight_sum = 0.0, 0, 0.0
 
     def calibrate(self, floor: float) -> None:
         """Take note of the numerical floor: the KL in nats measured at lag 0, where the truth is 0.
@@ -98,9 +97,9 @@ class StalenessScheduler:
     def record(self, decision: Decision, weight: float, kl: float | None) -> None:
         """Count what was decided about one update."""
         self._decisions[decision] += 1
-        self._weights.append(weight)
+        self._weight_sum += weight
         if kl is not None:
-            self._kls.append(kl)
+            self._kl_sum, self._kl_count = self._kl_sum + kl, self._kl_count + 1
 
     def summary(self) -> dict[str, float]:
         """Decisions recorded so far: how many, their shares, and the mean KL and weight (0.0 before the first)."""
@@ -109,8 +108,8 @@ class StalenessScheduler:
             "decisions": total,
             **{name: self._decisions[name] for name in DECISIONS},
             **{f"frac_{name}": self._decisions[name] / max(total, 1) for name in DECISIONS},
-            "mean_kl": math.fsum(self._kls) / max(len(self._kls), 1),
-            "mean_weight": math.fsum(self._weights) / max(len(self._weights), 1),
+            "mean_kl": self._kl_sum / max(self._kl_count, 1),
+            "mean_weight": self._weight_sum / max(total, 1),
         }
 
 

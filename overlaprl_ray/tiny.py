@@ -115,7 +115,7 @@ def warm_start(config: TinyConfig, problems: Sequence[Problem]) -> LlamaForCausa
         for p in problems
     ]
     encoded = [pair for pair in encoded if len(pair[0]) + len(pair[1]) <= CONTEXT]
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.warm_start_lr, weight_decay=0.0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.warm_start_lr, weight_decay=0.0, fused=True)
     rng = np.random.default_rng(config.seed)
     for step in range(config.warm_start_max_steps):
         chosen = [encoded[i] for i in rng.integers(len(encoded), size=config.warm_start_batch)]

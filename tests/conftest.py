@@ -32,10 +32,10 @@ def local_ray(cache):
 
 
 def small(**groups) -> ExperimentConfig:
-    """A run of seconds: 4 x 4 completions, a model that is barely trained."""
+    """A run of seconds: 4 x 4 completions, a model barely trained, a reward that gives signal all the same."""
     grpo = {"num_steps": 4, "num_prompts_per_step": 4, "group_size": 4, **groups.pop("grpo", {})}
     model = {"tiny": {"warm_start_max_steps": 40, "warm_start_batch": 64}, **groups.pop("model", {})}
-    task = {"eval_size": 16, **groups.pop("task", {})}
+    task = {"eval_size": 16, "rewards": ["dense_reward:digits"], **groups.pop("task", {})}
     return ExperimentConfig(grpo=grpo, model=model, task=task, **groups)
 
 

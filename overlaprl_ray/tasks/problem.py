@@ -16,6 +16,15 @@ class Problem:
     columns: Mapping[str, Any]
 
 
+def check_text(text: str, where: str) -> str:
+    """The text itself. ConfigError where it is no Unicode that could be written or tokenized (a lone surrogate)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise ConfigError(f"task.path: {where} holds text that is no Unicode ({error.reason}); mend it") from None
+    return text
+
+
 @dataclass(frozen=True)
 class Task:
     """Problems to train on, others to evaluate on, and the names of the rewards that judge both."""

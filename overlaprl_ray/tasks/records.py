@@ -15,7 +15,7 @@ from pathlib import Path
 
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.tasks.problem import Problem, Task, render
+from overlaprl_ray.tasks.problem import Problem, Task, check_text, render
 from overlaprl_ray.tasks.sources import Row, read_file, read_splits
 
 # The split is part of the task: the same for every run, whatever its seed, so that accuracies can be compared.
@@ -34,7 +34,8 @@ def _problem(row: Row, config: TaskConfig) -> Problem:
         prompt = _text(row, "question_column", config.question_column)
     else:
         prompt = render(config.prompt_template, columns, where)
-    return Problem(prompt, _text(row, "answer_column", config.answer_column), columns)
+    answer = _text(row, "answer_column", config.answer_column)
+    return Problem(check_text(prompt, where), check_text(answer, where), columns)
 
 
 def _text(row: Row, field: str, column: str) -> str:
