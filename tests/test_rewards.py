@@ -398,3 +398,9 @@ def test_score_refuses_a_wrong_count(function: rewards.RewardFunction, said: str
     with pytest.raises(RewardError) as error:
         score({"own": function}, None, ["first?", "second?"], ["one", "two"], {"answer": ["1", "2"]})
     assert all(part in str(error.value) for part in ("reward 'own'", said, "'first?'", "'one'"))
+
+
+def test_a_reward_beyond_float32_is_refused():
+    """As infinity it would silently make every advantage of its group 0."""
+    with pytest.raises(RewardError, match=r"1e\+300, not a finite number within"):
+        score({"huge": lambda **_: [1e300, 0.0]}, None, ["p", "q"], ["a", "b"], {"answer": ["1", "2"]})

@@ -341,3 +341,10 @@ def test_other_bad_settings(tmp_path: Path) -> None:
         build_task(TaskConfig().model_copy(update={"name": "chess"}))
     with pytest.raises(ConfigError, match=r"task\.eval_size: 81 leaves nothing .*81 problems.*task\.digits 1; make it"):
         build_task(TaskConfig(digits=1, eval_size=81))
+
+
+def test_text_that_is_no_unicode_is_refused(tmp_path):
+    path = tmp_path / "data.jsonl"
+    path.write_text('{"question": "a", "answer": "1"}\n{"question": "q\\ud800", "answer": "2"}\n')
+    with pytest.raises(ConfigError, match=r"data.jsonl, line 2 holds text that is no Unicode"):
+        build_task(TaskConfig(name="records", path=str(path)))

@@ -1,0 +1,71 @@
+"""A run's folder: claimed by one run, complete, and honest about where it was made."""
+
+import json
+
+import pytest
+import yaml
+from conftest import read_jsonl, small
+
+from overlaprl_ray.actors import Evaluation
+from overlaprl_ray.errors import RunError
+from overlaprl_ray.metrics import StepResult
+from overlaprl_ray.recorder import Recorder, git_commit
+from overlaprl_ray.summary import bounds
+
+
+def result(step, start, **metrics) -> StepResult:
+    """A step of a second's generation and two of training, one after the other."""
+    spans = {"load": (start, start), "generate": (start, start + 1), "train": (start + 1, start + 3)}
+    base = {"step": step, "version": step, "tokens": 10, "samples": 4, "reward": 0.5, "staleness/decision": "fresh",
+            "staleness/kl": 0.01}  # fmt: skip
+    memory = {"generator": 0.1, "learner": 0.2}
+    return StepResult(step, {**base, **metrics}, spans, memory, [{"step": step}], step - 1, 1e-9)
+
+
+def test_rows_add_up_and_times_leave_evaluations_out(tmp_path):
+    recorder = Recorder(tmp_path / "run", small(pipeline={"mode": "sync"}), cores=2)
+    recorder.evaluation(Evaluation(0, 0, 0.25, 16, (0.0, 1.0)))
+    recorder.step(result(1, 100.0))
+    recorder.evaluation(Evaluation(1, 1, 0.5, 16, (103.0, 107.0)))  # the learner waits for all four seconds of it
+    row = recorder.step(result(2, 107.0, reward=float("inf")))
+    assert row["tokens"] == 20
+    assert row["samples"] == 8
+    assert row["time/step"] == pytest.approx(3.0)
+    assert row["time/learner_wait"] == pytest.approx(1.0)
+    assert row["time/generator_wait"] == pytest.approx(2.0)
+    assert row["tokens_per_s"] == pytest.approx(10 / 3)
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [r["step"] for r in rows] == [1, 2]
+    assert rows[1]["reward"] is None  # JSON has no infinity
+    recorder.rows[1]["reward"] = 1.5
+    summary = recorder.summary("done")
+    assert (summary["accuracy_start"], summary["accuracy_final"]) == (0.25, 0.5)
+    assert summary["reward_last_10"] == pytest.approx(1.0)
+    assert summary["steps_per_s"] == pytest.approx(2 / 6)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text()) == summary
+
+
+def test_a_folder_is_taken_by_one_run_only_and_its_config_can_be_given_again(tmp_path):
+    config = small(output={"dir": str(tmp_path / "run")})
+    Recorder(tmp_path / "run", config, cores=2)
+    with pytest.raises(RunError, match="another run took it"):
+        Recorder(tmp_path / "run", config, cores=2)
+    saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
+    assert saved["output"]["dir"] is None
+    assert saved["grpo"] == config.model_dump(mode="json")["grpo"]
+
+
+def test_commit_of_a_checkout_only(tmp_path, monkeypatch):
+    assert git_commit(tmp_path) is None
+    (tmp_path / ".git").mkdir()
+    monkeypatch.setenv("PATH", "/nonexistent")
+    assert git_commit(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("mode", "lag", "cores", "expected"),
+    [("sync", 0, 2, 10), ("async", 1, 2, 6), ("overlap", 1, 2, 5), ("overlap", 4, None, 4), ("overlap", 4, 8, 4)],
+)
+def test_bounds_by_hand(mode, lag, cores, expected):
+    stages = {"generate": 3.5, "reference": 2.0, "train": 4.0, "weights": 0.5}
+    assert bounds(stages, mode, lag, cores) == {"serial": 10.0, "bound": expected}
