@@ -1,42 +1,28 @@
 """The three Ray actors: thin shells that give sampler, reference and learner a process, a device and their threads.
 
-Everything they return is a task's return value, so the driver owns it and it outlives the actor.
+Everything they return is a task's return value, so the driver owns it and it outlives the actor. supervisor.py starts
+them.
 
-    actors = start_actors(config, task, plan, run="demo")
-    rollout = actors.generators[0].generate.remote(1, 0, actors.learner.publish.remote())
+    rollout = generator.generate.remote(1, 0, learner.publish.remote())
 """
 
-import dataclasses
 import os
-import re
-import sys
+import shutil
 import time
-from typing import Any
+from pathlib import Path
 
-import ray
 import torch
 
+from overlaprl_ray.checkpoint import CheckpointWriter, load_rollouts, load_trainer
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.errors import RunError
 from overlaprl_ray.learner import Learner
-from overlaprl_ray.metrics import StepResult
+from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.models import load_tokenizer
 from overlaprl_ray.parts import build_learner, build_reference, build_sampler
-from overlaprl_ray.resources import Plan
 from overlaprl_ray.rollout import Rollout, Scores, Span, merge
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.weights import Published, publish, received
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Greedy held-out accuracy of the policy after a step."""
-
-    step: int
-    version: int
-    accuracy: float
-    n: int
-    span: Span
 
 
 def _take_device(threads: int, gpu: float) -> str:
@@ -94,11 +80,13 @@ class ReferenceActor:
 
 
 class LearnerActor:
-    """Judges rollouts, trains on them, publishes weights."""
+    """Judges rollouts, trains on them, publishes weights, writes checkpoints."""
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
-        self.config = config
         self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
+        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self.writer = CheckpointWriter(config, self.tokenizer)
+        self.finished = 0  # steps
 
     def ready(self) -> bool:
         """Answers once the model is loaded."""
@@ -109,93 +97,40 @@ class LearnerActor:
         return publish(self.learner.version, self.learner.weights())
 
     def step(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
-        """One training step; its numbers and the weights after it, as two objects."""
-        result = self.learner.step(merge(shares), scores)
+        """One training step; its numbers and the weights after it, as two objects. Every batch once, in order."""
+        rollout = merge(shares)
+        if rollout.batch != self.finished + 1:
+            raise RunError(f"batch {rollout.batch} came to the learner after step {self.finished}")
+        result = self.learner.step(rollout, scores)
+        self.finished = rollout.batch
         return result, self.publish()
 
+    def begin_checkpoint(self, run: str) -> None:
+        """Copy the state after the step just done; it is written beside the steps that follow."""
+        self.writer.begin(Path(run), self.finished, self.learner)
+
+    def complete_checkpoint(self, run: str, step: int, generators: int, *shares: Rollout) -> int:
+        """Add the rollouts of the batches after it (`generators` shares each); returns the step."""
+        batches = [shares[i : i + generators] for i in range(0, len(shares), generators)]
+        self.writer.complete(Path(run), step, batches)
+        return step
+
+    def restore(self, checkpoint: str, step: int) -> list[Published | Rollout] | Published:
+        """Go on from a checkpoint: the weights after it, then the rollouts it holds, share by share."""
+        self.learner.load(load_trainer(Path(checkpoint)))
+        self.finished = step
+        shares = [share for batch in load_rollouts(Path(checkpoint)) for share in batch]
+        return [self.publish(), *shares] if shares else self.publish()
+
     def save(self, folder: str) -> None:
-        """Policy (float32 masters where there are some) and tokenizer as a Hugging Face folder."""
-        self.learner.master_model().save_pretrained(folder)
-        load_tokenizer(self.config.grpo.model_name).save_pretrained(folder)
-
-
-@dataclasses.dataclass(frozen=True)
-class Actors:
-    """Handles of a run's actors; no reference actor where beta is 0."""
-
-    generators: list[Any]
-    reference: Any | None
-    learner: Any
-
-    def stop(self) -> None:
-        """End every actor's process."""
-        for actor in (*self.generators, self.reference, self.learner):
-            if actor is not None:
-                ray.kill(actor)
-
-
-def start_actors(config: ExperimentConfig, task: Task, plan: Plan, run: str) -> Actors:
-    """Start the actors, named `<run>/<role>`, and wait until each has loaded its model."""
-    threads = {name: str(plan.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    # what the driver can import (a user's reward functions), actors can
-    paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-    environment = {"env_vars": {**threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}}
-    task_ref = ray.put(task)
-
-    def start(kind: type, role: str, gpu: float, *arguments: Any) -> Any:
-        # no CPUs are asked for: three actors must fit two cores; threads are what bounds their use
-        options = {"name": f"{run}/{role}", "num_gpus": gpu, "num_cpus": 0, "runtime_env": environment}
+        """Policy (float32 masters where there are some) and tokenizer as a Hugging Face folder, whole or not there."""
+        scratch = f"{folder}.part"
+        shutil.rmtree(scratch, ignore_errors=True)
         try:
-            return ray.remote(kind).options(**options).remote(config, task_ref, gpu, *arguments)
-        except ValueError as error:  # Ray's word for a name that is taken
-            raise RunError(f"actor {run}/{role} cannot be started ({error}); give another output.dir") from error
-
-    count = plan.num_generators
-    names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-    started: dict[str, Any] = {}
-    try:
-        for index, name in enumerate(names):
-            started[name] = start(GeneratorActor, name, plan.generator_gpu, (index, count))
-        if plan.needs_reference:
-            started["reference"] = start(ReferenceActor, "reference", plan.reference_gpu)
-        started["learner"] = start(LearnerActor, "learner", plan.learner_gpu)
-        ready = {name: actor.ready.remote() for name, actor in started.items()}
-        deadline = time.monotonic() + config.resources.start_timeout_s
-        for name, reply in ready.items():
-            fetch(reply, f"{run}/{name} to load its model", deadline - time.monotonic(), "resources.start_timeout_s")
-    except BaseException:
-        for actor in started.values():
-            ray.kill(actor)
-        raise
-    return Actors([started[name] for name in names], started.get("reference"), started["learner"])
-
-
-def fetch(reference: Any, what: str, timeout_s: float, setting: str) -> Any:
-    """`ray.get` with a limit; every way it can fail becomes one line that names what was waited for."""
-    try:
-        return ray.get(reference, timeout=max(0.0, timeout_s))
-    except ray.exceptions.GetTimeoutError:
-        raise RunError(f"waited in vain for {what} ({setting} ran out); does an actor hang? else raise it") from None
-    except ray.exceptions.RayTaskError as error:
-        raise _known(error, what) from error
-    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-        raise _death(error, what) from error
-
-
-def _known(error: Any, what: str) -> Exception:
-    """Our own errors as they were raised in the actor; any other with its type, and the traceback as its cause."""
-    cause = error.cause
-    while isinstance(cause, ray.exceptions.RayTaskError):
-        cause = cause.cause
-    if isinstance(cause, ray.exceptions.RayActorError):
-        return _death(cause, what)
-    if isinstance(cause, RunError | ConfigError):
-        return RunError(str(cause))
-    return RunError(f"failed while waiting for {what}: {type(cause).__name__}: {str(cause).strip()}")
-
-
-def _death(error: Exception, what: str) -> RunError:
-    """Ray tells of an actor's end in many coloured lines: the first says that, the last says why."""
-    lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
-    reason = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}"
-    return RunError(f"an actor died while waiting for {what}: {reason}")
+            self.learner.master_copy().save_pretrained(scratch)
+            self.tokenizer.save_pretrained(scratch)
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(scratch, folder)
+        except OSError as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise RunError(f"'{folder}' cannot be written ({error.strerror or error}); make room for it") from error

@@ -22,13 +22,13 @@ import torch
 import yaml
 from rich.console import Console
 
-from overlaprl_ray.actors import fetch
 from overlaprl_ray.benchmark_report import write_report
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.preflight import preflight
 from overlaprl_ray.recorder import environment
 from overlaprl_ray.run import ray_running, train
 from overlaprl_ray.summary import STAGES, WARM_UP, bounds
+from overlaprl_ray.supervisor import fetch
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.tiny import ensure_tiny
 

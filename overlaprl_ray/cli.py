@@ -8,9 +8,9 @@ import copy
 import difflib
 import reprlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, NoReturn, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -18,6 +18,8 @@ from pydantic.fields import FieldInfo
 
 from overlaprl_ray.config import TINY_DEFAULTS, ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
+
+Model = TypeVar("Model", bound=BaseModel)
 
 
 def fields(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -42,16 +44,21 @@ def suggest(name: str, known: list[str]) -> str:
 
 def build_config(values: dict[str, Any], source: str = "config") -> ExperimentConfig:
     """Validate nested values. Raises `ConfigError`: one line with field, value and remedy."""
+    return validate(ExperimentConfig, values, source)
+
+
+def validate(model: type[Model], values: dict[str, Any], source: str) -> Model:
+    """Validate nested values of any closed model, with the same messages."""
     try:
-        return ExperimentConfig.model_validate(values)
+        return model.model_validate(values)
     except ValidationError as error:
-        raise ConfigError(f"{source}: {_explain(error)}") from None
+        raise ConfigError(f"{source}: {_explain(error, model)}") from None
 
 
-def _explain(error: ValidationError) -> str:
+def _explain(error: ValidationError, model: type[BaseModel]) -> str:
     first, *more = error.errors()
     dotted = ".".join(str(part) for part in first["loc"])
-    known = dict(fields())
+    known = dict(fields(model))
     if first["type"] == "extra_forbidden":
         groups = sorted({name.rsplit(".", i)[0] for name in known for i in range(1, name.count(".") + 1)})
         text = f"{dotted}: unknown setting (value {_short(first['input'])}); {suggest(dotted, [*known, *groups])}"
@@ -137,35 +144,51 @@ def load_config(path: str | Path | None = None, overrides: dict[str, Any] | None
     return build_config(merge(values, overrides or {}), str(path) if path else "command line")
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:  # one line and exit code 2, without the page of usage
+class Parser(argparse.ArgumentParser):
+    """Whose errors are one line and exit code 2, without the page of usage."""
+
+    def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
 
 def parse_command_line(
     script: str, about: str, argv: list[str], extend: Callable[[argparse.ArgumentParser], None] | None = None
 ) -> tuple[ExperimentConfig, argparse.Namespace]:
-    """`--config FILE`, `--dry-run` and every setting by its dotted name; `extend` adds a script's own options."""
+    """`--config FILE`, `--dry-run` and every setting by its dotted name; `extend` adds a script's own options.
+
+    With an option `--resume FOLDER` the settings are those of the run in it.
+    """
     usage = "%(prog)s [--config FILE] [--dry-run] [--group.name VALUE ...]"
-    parser = _Parser(prog=script, usage=usage, description=about, allow_abbrev=False)
+    parser = Parser(prog=script, usage=usage, description=about, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="YAML file of settings, nested as the names below")
     parser.add_argument("--dry-run", action="store_true", help="print configuration and resource plan; start nothing")
     if extend:
         extend(parser)
     known = dict(fields())
+    add_settings(parser, known)
+    args, unknown = parser.parse_known_args(argv)
+    if unknown:
+        name = unknown[0].lstrip("-").split("=")[0]
+        near = suggest(name, [*known, "config", "dry-run"])
+        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {near}")
+    given = {name: read_value(name, text, known[name]) for name, text in vars(args).items() if name in known}
+    folder = vars(args).get("resume")
+    if folder is None:
+        return load_config(args.config, given), args
+    for other in ("config", "output.dir"):
+        if vars(args).get(other):
+            raise ConfigError(f"--resume {folder}: --{other} cannot be given with it; the folder says both")
+    return load_config(Path(folder) / "config.yaml", {**given, "output.dir": folder}), args
+
+
+def add_settings(parser: argparse.ArgumentParser, known: Mapping[str, FieldInfo]) -> None:
+    """An option for each setting, by its dotted name, with its default in the help; one not given is left out."""
     titles = {name: name.rpartition(".")[0] or "run" for name in known}
     group_of = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles.values())}
     for name, field in known.items():
         group_of[titles[name]].add_argument(
             f"--{name}", metavar="V", help=_help(name, field), default=argparse.SUPPRESS
         )
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        name = unknown[0].lstrip("-").split("=")[0]
-        near = suggest(name, [*known, "config", "dry-run"])
-        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {near}")
-    given = {name: _value(name, text, known[name]) for name, text in vars(args).items() if name in known}
-    return load_config(args.config, given), args
 
 
 def _help(name: str, field: FieldInfo) -> str:
@@ -180,7 +203,7 @@ def _help(name: str, field: FieldInfo) -> str:
     return f"{text})".replace("%", "%%")
 
 
-def _value(name: str, text: str, field: FieldInfo) -> Any:
+def read_value(name: str, text: str, field: FieldInfo) -> Any:
     """A setting's text as YAML; where the setting is a text itself it is taken as it stands, braces, colons and all."""
     if field.annotation is str or (field.annotation == str | None and text != "null"):
         return text

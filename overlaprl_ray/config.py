@@ -180,6 +180,11 @@ class PipelineConfig(Group):
     lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
     schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
     timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
+    max_restarts: Whole = Field(3, description="actors that may die and be started anew in one run, >= 0")
+    on_fault: Literal["stop", "skip"] = Field(
+        "stop",
+        description="a batch with failing rewards or a gradient that is not finite ends the run, or is skipped",
+    )
 
 
 class StalenessConfig(Group):
@@ -237,6 +242,8 @@ class OutputConfig(Group):
         None, pattern=r"^[^\x00]+$", description="this run's folder; null = runs/<time>-<model>-<mode>-s<seed>"
     )
     eval_every: Whole = Field(50, description="steps between held-out evaluations; 0 = first and last only")
+    checkpoint_every: Whole = Field(50, description="steps between checkpoints to resume from; 0 = none")
+    keep_checkpoints: Count = Field(2, description="newest checkpoints kept, >= 1, besides the best by accuracy")
     completions_every: Whole = Field(10, description="steps between samples in completions.jsonl; 0 = none")
     save_final: bool = Field(True, description="save the trained model and tokenizer to final/")
 

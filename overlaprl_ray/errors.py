@@ -14,3 +14,7 @@ class RunError(RuntimeError):
     """A run that began and could not go on: one line that names what failed, where, and how to go on."""
 
     exit_code = 1
+
+
+class BadBatch(RunError):
+    """Something in one batch itself: `pipeline.on_fault: skip` drops that batch, counts it, and goes on."""

@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.files import LOCK
 from overlaprl_ray.hub import holds, prefer_cache_when_unreachable
 from overlaprl_ray.rewards import load_rewards
 from overlaprl_ray.tasks import Task, build_task
@@ -18,9 +19,9 @@ from overlaprl_ray.tasks import Task, build_task
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # in one file, or in several
 
 
-def check_inputs(config: ExperimentConfig) -> Task:
+def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
     """Check output folder, models' files, task and rewards. Raises `ConfigError`; returns the task."""
-    check_output(config.output.dir)
+    check_output(config.output.dir, resuming)
     check_model_files(config.grpo.model_name, "grpo.model_name")
     if config.grpo.beta and config.model.reference is not None:
         check_model_files(config.model.reference, "model.reference")
@@ -34,14 +35,16 @@ def check_inputs(config: ExperimentConfig) -> Task:
     return task
 
 
-def check_output(folder: str | None) -> None:
+def check_output(folder: str | None, resuming: bool = False) -> None:
     """Refuse a folder that holds something, for a run never writes over another, and one that cannot be made."""
     if folder is None:
         return check_writable("output.dir (null)", Path("runs"))
     path = Path(os.path.expanduser(folder))
     check_writable(f"output.dir = '{folder}'", path)
-    if path.exists() and any(path.iterdir()):
-        raise ConfigError(f"output.dir = '{folder}': holds another run or other files; give a new folder or remove it")
+    if path.exists() and not resuming and any(found.name != LOCK for found in path.iterdir()):
+        raise ConfigError(
+            f"output.dir = '{folder}': holds another run or other files; give a new folder, or --resume '{folder}'"
+        )
 
 
 def check_writable(setting: str, folder: Path) -> None:

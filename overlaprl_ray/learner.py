@@ -9,13 +9,15 @@ import copy
 import math
 import time
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.errors import RunError
+from overlaprl_ray.decisions import cells_of
+from overlaprl_ray.errors import BadBatch, RunError
 from overlaprl_ray.kl import staleness_kl
 from overlaprl_ray.logprobs import check_head, response_logprobs
 from overlaprl_ray.loss import LossOutput, LossSettings, grpo_loss, normalizer
@@ -23,7 +25,7 @@ from overlaprl_ray.memory import memory_gb
 from overlaprl_ray.metrics import StepResult, StepTotals, rollout_metrics, samples_of
 from overlaprl_ray.optimizer import MasterAdamW
 from overlaprl_ray.rollout import Rollout, Scores, micro_batches, rows_of
-from overlaprl_ray.rules import Gate, GateInputs, keep_everything, merge_gates, timing
+from overlaprl_ray.rules import Gate, GateInputs, discard_everything, keep_everything, merge_gates, timing
 from overlaprl_ray.schedule import is_too_old
 from overlaprl_ray.staleness import StalenessScheduler
 
@@ -33,6 +35,7 @@ class _Update:
     """What an update's first iteration fixes for the later ones: the gate's decision and the proximal logprobs."""
 
     gate: Gate | None = None
+    done: bool = False
     proximal: Tensor | None = None
 
 
@@ -69,10 +72,8 @@ class Learner:
         """The policy's parameters by name, as views: copy them before the next step."""
         return {name: parameter.detach() for name, parameter in self.model.named_parameters()}
 
-    def master_model(self) -> PreTrainedModel:
-        """The policy in float32, for saving: a copy where it computes in less."""
-        if self.optimizer.shared:
-            return self.model
+    def master_copy(self) -> PreTrainedModel:
+        """A copy of the policy in float32, for saving while training goes on."""
         model = copy.deepcopy(self.model).float()
         parameters = [p for p in model.parameters() if p.requires_grad]
         with torch.no_grad():
@@ -80,6 +81,23 @@ class Learner:
                 parameter.copy_(master)
         model.config.dtype = torch.float32
         return model
+
+    def state(self) -> dict[str, Any]:
+        """All that the next step depends on beside configuration and rollouts, as copies on the CPU."""
+        return {
+            "version": self.version,
+            "floor": self.floor,
+            "optimizer": self.optimizer.state(),
+            "scheduler": self.scheduler.state(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        self.version = state["version"]
+        self.optimizer.load(state["optimizer"])
+        self.scheduler.load(state["scheduler"])
+        if state["floor"] is not None:
+            self._set_floor(state["floor"])
 
     def step(self, rollout: Rollout, scores: Scores | None = None) -> StepResult:
         """Judge one batch and train on it. Raises `RunError` on a loss or gradient that is not finite."""
@@ -91,33 +109,53 @@ class Learner:
                 f"beyond lag {self.config.lag}"
             )
         lag = self.lag = self.version - rollout.version
-        totals = StepTotals()
-        if self.floor is None:
-            self.floor = self._measure_floor(rollout)
+        totals, fault = StepTotals(), None
         slices = [slice(start, start + grpo.update_rows) for start in range(0, grpo.batch_rows, grpo.update_rows)]
         updates = [_Update() for _ in slices]
-        if self.settings.correction != "none" and grpo.num_minibatches > 1:
-            # π_prox is the policy before the first of this batch's updates, for all of them
-            for update, rows in zip(updates, slices, strict=True):
-                update.proximal = self._logprobs(rows_of(rollout, rows))
-        for iteration in range(grpo.num_iterations):
-            for update, rows in zip(updates, slices, strict=True):
-                part = rows_of(rollout, rows)
-                reference = scores.logprobs[rows, : part.logprobs.shape[1]] if scores else None
-                self._update(part, reference, update, totals, first=iteration == 0)
-        gates = [replace(update.gate, keep=None) for update in updates if update.gate is not None]
+        try:
+            self._prepare(rollout, slices, updates)
+            for iteration in range(grpo.num_iterations):
+                for update, rows in zip(updates, slices, strict=True):
+                    part = rows_of(rollout, rows)
+                    reference = scores.logprobs[rows, : part.logprobs.shape[1]] if scores else None
+                    self._update(part, reference, update, totals, first=iteration == 0)
+                    update.done = True
+        except BadBatch as error:
+            if self.config.pipeline.on_fault == "stop":
+                raise
+            fault = str(error)  # the rest of the batch is left
+            self.optimizer.zero_grad()
+            totals.drop_update()
+        gates = [update.gate if update.gate and update.done else discard_everything(grpo.update_rows)
+                 for update in updates]  # fmt: skip
+        gate = merge_gates([replace(gate, keep=None) for gate in gates])
         metrics = {
             "step": rollout.batch,
             "version": self.version,
             **rollout_metrics(rollout, grpo.group_size),
-            **totals.metrics(merge_gates(gates), lag),
+            **totals.metrics(gate, lag),
+            "faults": int(fault is not None),
         }
         spans = {"load": rollout.load, "generate": rollout.generate, "train": (started, time.time())}
         memory = {"generator": rollout.memory_gb, "learner": memory_gb(self.model.device)}
         if scores:
             spans["reference"], memory["reference"] = scores.span, scores.memory_gb
         samples = samples_of(rollout, self.config.output.completions_every, grpo.group_size)
-        return StepResult(rollout.batch, metrics, spans, memory, samples, rollout.weights_step, self.floor)
+        cells = cells_of(rollout, gate.decision, grpo.group_size, grpo.max_new_tokens)
+        return StepResult(
+            rollout.batch, metrics, spans, memory, samples, rollout.weights_step, cells, fault, self.floor
+        )
+
+    def _prepare(self, rollout: Rollout, slices: list[slice], updates: list[_Update]) -> None:
+        """What is asked before the first update: is the batch sound, what is the floor, what is the proximal policy."""
+        if rollout.fault:
+            raise BadBatch(rollout.fault)
+        if self.floor is None:
+            self._set_floor(self._measure_floor(rollout))
+        if self.settings.correction != "none" and len(slices) > 1:
+            # π_prox is the policy before the first of this batch's updates, for all of them
+            for update, rows in zip(updates, slices, strict=True):
+                update.proximal = self._logprobs(rows_of(rollout, rows))
 
     def _update(
         self, part: Rollout, reference: Tensor | None, update: _Update, totals: StepTotals, first: bool
@@ -128,7 +166,7 @@ class Learner:
         if first:
             update.gate = self._gate_before(part, len(micros))
         if update.gate is not None and not update.gate.weight.any():
-            return self._record(update.gate, totals, first)
+            return self._record(update.gate, first)
 
         judge_rows = update.gate is None and self.timing != "after"
         whole = normalizer(grpo.loss_type, len(part.rewards), part.tokens, grpo.max_new_tokens)
@@ -154,7 +192,7 @@ class Learner:
             update.proximal = seen if update.proximal is None else update.proximal
         assert update.gate is not None
         self._apply(part, update.gate, totals)
-        self._record(update.gate, totals, first)
+        self._record(update.gate, first)
 
     def _loss(
         self,
@@ -210,7 +248,7 @@ class Learner:
             return self.optimizer.zero_grad()
         norm = self.optimizer.clip(self.config.grpo.max_grad_norm)
         if not math.isfinite(norm):
-            raise RunError(
+            raise BadBatch(
                 f"step {part.batch}: the gradient's norm is {norm}; lower grpo.lr or grpo.temperature, or use float32"
             )
         weight = float(gate.weight[0]) if self.timing == "after" else 1.0
@@ -224,9 +262,8 @@ class Learner:
     def _inputs(self, rows: Rollout, log_ratio: Tensor) -> GateInputs:
         return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, self.lag)
 
-    def _record(self, gate: Gate, totals: StepTotals, first: bool) -> None:
+    def _record(self, gate: Gate, first: bool) -> None:
         if first:
-            totals.decisions.append(gate.verdict)
             self.scheduler.record(gate.verdict, float(gate.weight.mean()), gate.kl)
 
     @torch.no_grad()
@@ -240,16 +277,20 @@ class Learner:
 
     def _measure_floor(self, rollout: Rollout) -> float:
         """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
-        floor = float(staleness_kl(self._logprobs(rollout) - rollout.logprobs, rollout.completion_mask))
+        logprobs = self._logprobs(rollout)
+        _check_finite(logprobs, rollout)
+        return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask))
+
+    def _set_floor(self, floor: float) -> None:
+        self.floor = floor
         if self.config.rule == "kl":
             self.scheduler.calibrate(floor)
-        return floor
 
 
 def _check_finite(logprobs: Tensor, rows: Rollout) -> None:
     bad = (~logprobs.isfinite()).any(dim=1).nonzero().flatten().tolist()
     if bad:
-        raise RunError(
+        raise BadBatch(
             f"step {rows.batch}: the policy's logprobs are not finite for prompt {rows.prompts[bad[0]]!r:.80}, "
             f"completion {rows.completions[bad[0]]!r:.80} (and {len(bad) - 1} more rows); "
             "lower grpo.lr, or use model.dtype float32"

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overlaprl_ray.decisions import Cell
 from overlaprl_ray.loss import LossOutput, effective_sample_size
 from overlaprl_ray.rollout import Rollout, Span
-from overlaprl_ray.rules import Decision, Gate, overall_decision
+from overlaprl_ray.rules import Gate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +25,20 @@ class StepResult:
     memory_gb: dict[str, float]
     samples: list[dict[str, Any]]  # for completions.jsonl
     weights_step: int
-    floor: float  # KL of the run's first batch, numerical mismatch alone, nats per token
+    cells: list[Cell]  # for decisions.jsonl
+    fault: str | None  # why the batch was skipped, where `pipeline.on_fault` has it so
+    floor: float | None  # KL of the run's first batch, numerical mismatch alone, nats per token
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Greedy held-out accuracy of the policy after a step."""
+
+    step: int
+    version: int
+    accuracy: float
+    n: int
+    span: Span
 
 
 def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
@@ -48,7 +62,6 @@ class StepTotals:
     """Sums over the micro-batches and updates of one step. First forwards give ratio, entropy and ESS."""
 
     losses: list[dict[str, float]] = dataclasses.field(default_factory=list)  # of the updates that happened
-    decisions: list[Decision] = dataclasses.field(default_factory=list)
     log_ratios: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
     entropy_sum: float = 0.0
     first_tokens: int = 0
@@ -106,7 +119,7 @@ class StepTotals:
             "staleness/lag": lag,
             "staleness/kl": gate.kl,
             "staleness/weight": float(gate.weight.mean()),
-            "staleness/decision": overall_decision(self.decisions),
+            "staleness/decision": gate.verdict,
             "staleness/frac_fresh": fractions["fresh"],
             "staleness/frac_stale": fractions["stale"],
             "staleness/frac_discarded": fractions["discard"],

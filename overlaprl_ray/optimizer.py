@@ -8,7 +8,7 @@ vanish in bfloat16's 8 bits.
     loss.backward(); optimizer.collect(); norm = optimizer.clip(1.0); optimizer.step(weight=1.0)
 """
 
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -23,6 +23,18 @@ class MasterAdamW:
         self.masters = self.parameters if self.shared else [p.detach().float().clone() for p in self.parameters]
         self.lr = lr
         self.adamw = torch.optim.AdamW(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
+
+    def state(self) -> dict[str, Any]:
+        """Master weights and moments, on the CPU, as copies."""
+        return detached({"masters": self.masters, "adamw": self.adamw.state_dict()})
+
+    @torch.no_grad()
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave, into the model too."""
+        for master, saved in zip(self.masters, state["masters"], strict=True):
+            master.copy_(saved)
+        self.adamw.load_state_dict(state["adamw"])
+        self._write_back()
 
     def zero_grad(self) -> None:
         """Forget what was collected."""
@@ -53,6 +65,22 @@ class MasterAdamW:
         for group in self.adamw.param_groups:
             group["lr"] = self.lr * (weight if apply_to == "lr" else 1.0)
         self.adamw.step()
+        self._write_back()
+
+    @torch.no_grad()
+    def _write_back(self) -> None:
+        """The masters into the model, rounded to its dtype."""
         if not self.shared:
             for parameter, master in zip(self.parameters, self.masters, strict=True):
                 parameter.copy_(master)
+
+
+def detached(state: Any) -> Any:
+    """A deep copy on the CPU of nested dicts, lists and tuples of tensors."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, dict):
+        return {key: detached(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(detached(value) for value in state)
+    return state

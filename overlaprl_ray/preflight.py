@@ -24,13 +24,12 @@ class Preflight:
     """What the checks had to load anyway."""
 
     task: Task
-    tokenizer: PreTrainedTokenizerBase
     plan: Plan
 
 
-def preflight(config: ExperimentConfig) -> Preflight:
+def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
     """Check output, models' files, task, rewards, resources and models, cheapest first. Raises `ConfigError`."""
-    task = check_inputs(config)
+    task = check_inputs(config, resuming)
     plan = plan_resources(config, available_gpus())
     if TINY in (config.grpo.model_name, config.model.reference):
         check_writable("OVERLAPRL_CACHE", cache_folder())
@@ -48,7 +47,7 @@ def preflight(config: ExperimentConfig) -> Preflight:
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
     check_lengths(config, task, tokenizer, window)
-    return Preflight(task, tokenizer, plan)
+    return Preflight(task, plan)
 
 
 def available_gpus() -> float:

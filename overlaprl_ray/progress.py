@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from overlaprl_ray.actors import Evaluation
+from overlaprl_ray.metrics import Evaluation
 
 LOG_EVERY_S = 10.0  # seconds between plain lines when nobody watches a terminal
 

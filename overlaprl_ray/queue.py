@@ -1,11 +1,12 @@
 """What waits between the actors: object references, stamped, in order, never more than the schedule allows.
 
 queue = RolloutQueue(capacity=3)
-queue.put(Ticket(batch=1, weights_step=0, shares=[...], scores=None, result=..., weights=...))
+queue.put(Ticket(batch=1, weights_step=0, shares=[...], scores=None, result=...))
 """
 
 import dataclasses
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 
@@ -17,8 +18,11 @@ class Ticket:
     weights_step: int  # the step whose weights generate it
     shares: list[Any]  # -> Rollout, one per generator
     scores: Any | None  # -> Scores
-    result: Any  # -> StepResult
-    weights: Any  # -> Published, after this batch's step
+    result: Any = None  # -> StepResult
+
+    def with_result(self, result: Any) -> "Ticket":
+        """The same batch, submitted to the learner."""
+        return dataclasses.replace(self, result=result)
 
 
 class RolloutQueue:
@@ -30,6 +34,9 @@ class RolloutQueue:
 
     def __len__(self) -> int:
         return len(self._tickets)
+
+    def __iter__(self) -> Iterator[Ticket]:
+        return iter(self._tickets)
 
     @property
     def full(self) -> bool:

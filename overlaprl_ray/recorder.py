@@ -6,24 +6,20 @@ recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status=
 
 import json
 import math
-import os
-import platform
-import shutil
-import subprocess
 import time
 from datetime import datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
 import yaml
 
-from overlaprl_ray.actors import Evaluation
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.decisions import thrown_away
+from overlaprl_ray.environment import environment
 from overlaprl_ray.errors import RunError
+from overlaprl_ray.files import cut_back, replace_text, writing
 from overlaprl_ray.gantt import draw_gantt
-from overlaprl_ray.metrics import StepResult
+from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.rollout import Span
 from overlaprl_ray.summary import WARM_UP, summarize
 from overlaprl_ray.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
@@ -45,22 +41,53 @@ def default_folder(config: ExperimentConfig) -> Path:
 class Recorder:
     """Turns step results into rows with times, and writes everything but the model."""
 
-    def __init__(self, folder: Path, config: ExperimentConfig, cores: int | None):
+    def __init__(self, folder: Path, config: ExperimentConfig, cores: int | None, resume_from: int | None = None):
+        """`resume_from`: the step whose checkpoint a run in this folder goes on from; its files are cut back to it."""
         self.folder, self.config, self.cores = folder, config, cores
-        folder.mkdir(parents=True, exist_ok=True)
-        settings = config.model_dump(mode="json")
-        settings["output"]["dir"] = None  # the folder it lies in; the file can so be given again as it is
-        try:
-            with (folder / "config.yaml").open("x", encoding="utf-8") as file:
-                yaml.safe_dump(settings, file, sort_keys=False)
-        except FileExistsError:
-            raise RunError(f"output.dir = '{folder}': another run took it meanwhile; give a new folder") from None
-        (folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
         self.started = time.time()
         self.rows: list[dict[str, Any]] = []
         self.evaluations: list[Evaluation] = []
+        self.decisions: list[dict[str, Any]] = []
         self.spans: list[StepSpans] = []
         self.floor: float | None = None
+        self.faults = 0
+        self.restarts = 0
+        with writing(folder):
+            if resume_from is None:
+                self._claim()
+            else:
+                self._go_on(resume_from)
+
+    def _claim(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        try:
+            with (self.folder / "config.yaml").open("x", encoding="utf-8") as file:
+                file.write(self._settings())
+        except FileExistsError:
+            raise RunError(f"output.dir = '{self.folder}': another run took it meanwhile; give a new folder") from None
+        (self.folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
+
+    def _go_on(self, step: int) -> None:
+        replace_text(self.folder / "config.yaml", self._settings())  # with what may differ, as the number of steps
+        (self.folder / "summary.json").unlink(missing_ok=True)  # it speaks of the interrupted run
+        self.rows = cut_back(self.folder / "metrics.jsonl", step)
+        self.decisions = cut_back(self.folder / "decisions.jsonl", step)
+        cut_back(self.folder / "completions.jsonl", step)
+        cut_back(self.folder / "faults.jsonl", step)
+        if [row["step"] for row in self.rows] != list(range(1, step + 1)):
+            raise RunError(f"'{self.folder}/metrics.jsonl' lacks rows up to step {step}; the run cannot be resumed")
+        # the policy after this very step is evaluated again: the run may have been cut between the two
+        past = cut_back(self.folder / "eval.jsonl", step - 1)
+        self.evaluations = [Evaluation(e["step"], e["version"], e["accuracy"], e["n"], (0.0, 0.0)) for e in past]
+        self.faults = sum(row["faults"] for row in self.rows)
+        if self.rows:
+            self.started -= self.rows[-1]["wall_s"]
+
+    def _settings(self) -> str:
+        """The configuration but for the folder it lies in, so that the file can be given again as it is."""
+        settings = self.config.model_dump(mode="json")
+        settings["output"]["dir"] = None
+        return yaml.safe_dump(settings, sort_keys=False)
 
     def step(self, result: StepResult) -> dict[str, Any]:
         """Complete a step's row with totals and times, and write it; returns the row."""
@@ -84,8 +111,20 @@ class Recorder:
         self.spans.append(StepSpans(row["step"], result.weights_step, row["version"], decision, result.spans))
         self.floor = result.floor
         self._append("metrics.jsonl", row)
+        self.decisions.append(
+            {
+                "step": row["step"],
+                "lag": row["staleness/lag"],
+                "generate_s": row["time/generate"],
+                "cells": result.cells,
+            }
+        )
+        self._append("decisions.jsonl", self.decisions[-1])
         for sample in result.samples:
             self._append("completions.jsonl", sample)
+        if result.fault:
+            self.faults += 1
+            self._append("faults.jsonl", {"step": row["step"], "fault": result.fault})
         return row
 
     def evaluation(self, done: Evaluation) -> None:
@@ -97,15 +136,19 @@ class Recorder:
     def summary(self, status: str) -> dict[str, Any]:
         """Write summary.json and the timeline; returns the summary."""
         found = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status, self.cores)
-        found["staleness_floor"] = self.floor
         timeline = self._timeline()
-        found["overlap_fraction"] = timeline.overlap_fraction
-        scratch = self.folder / "summary.json.part"
-        scratch.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(scratch, self.folder / "summary.json")  # present only when whole
-        if timeline.steps:
-            write_trace(self.folder / "timeline.json", timeline)
-            draw_gantt(self.folder / "timeline.png", timeline)
+        found |= {
+            "staleness_floor": self.floor,
+            "faults": self.faults,
+            "restarts": self.restarts,
+            "thrown_away": thrown_away(self.decisions),
+            "overlap_fraction": timeline.overlap_fraction,
+        }
+        with writing(self.folder):
+            if timeline.steps:
+                write_trace(self.folder / "timeline.json", timeline)
+                draw_gantt(self.folder / "timeline.png", timeline)
+            replace_text(self.folder / "summary.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
         return found
 
     def _timeline(self) -> Timeline:
@@ -116,7 +159,9 @@ class Recorder:
             warm_up=WARM_UP,
             started=self.started,
             steps=self.spans,
-            evaluations=[EvaluationSpan(done.step, done.version, done.span) for done in self.evaluations],
+            evaluations=[
+                EvaluationSpan(e.step, e.version, e.span) for e in self.evaluations if e.span[1] > self.started
+            ],
         )
 
     def _times(self, spans: dict[str, Span]) -> dict[str, Any]:
@@ -140,7 +185,7 @@ class Recorder:
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-        with (self.folder / name).open("a", encoding="utf-8") as file:
+        with writing(self.folder), (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
 
 
@@ -150,39 +195,3 @@ def _length(span: Span) -> float:
 
 def _overlap(span: Span, others: list[Span]) -> float:
     return sum(max(0.0, min(span[1], end) - max(span[0], start)) for start, end in others)
-
-
-def environment() -> dict[str, Any]:
-    """Versions, hardware and commit: what a figure must be read with."""
-    packages = ("overlaprl_ray", "torch", "transformers", "datasets", "ray", "numpy", "pandas")
-    return {
-        "versions": {name: version(name) for name in packages},
-        "python": platform.python_version(),
-        "platform": platform.platform(),
-        "cpu": _cpu_name(),
-        "cpus": os.cpu_count(),
-        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "git_commit": git_commit(Path(__file__).parent.parent),
-        "started": datetime.now().astimezone().isoformat(timespec="seconds"),
-    }
-
-
-def git_commit(root: Path) -> str | None:
-    """The commit of a checkout, with "-dirty" where tracked files differ; None for an installed package."""
-    if shutil.which("git") is None or not (root / ".git").exists():
-        return None
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=root, capture_output=True, text=True, check=False).stdout.strip()
-
-    dirty = "-dirty" if git("status", "--porcelain", "--untracked-files=no") else ""
-    return git("rev-parse", "HEAD") + dirty or None
-
-
-def _cpu_name() -> str:
-    info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-    return lines[0].split(":", 1)[1].strip() if lines else platform.processor()

@@ -19,7 +19,7 @@ from numbers import Real
 from typing import Any
 
 from overlaprl_ray.answers import extract_gsm8k_answer, extract_math_answer, last_box, same_answer
-from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.errors import BadBatch, ConfigError
 
 MAX_REWARD = 1e30  # beyond float32, which rewards travel in, lies infinity
 
@@ -27,7 +27,7 @@ Completion = str | Sequence[Mapping[str, Any]]
 RewardFunction = Callable[..., list[float]]
 
 
-class RewardError(RunError):
+class RewardError(BadBatch):
     """A reward function that raised or returned no usable numbers; names the reward, the prompt and the completion."""
 
 

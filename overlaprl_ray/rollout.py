@@ -43,6 +43,7 @@ class Rollout:
     generate: Span
     load: Span  # taking over the weights, before generating
     memory_gb: float
+    fault: str | None = None  # why it cannot be trained on: its rewards failed
 
     @property
     def tokens(self) -> int:
@@ -147,6 +148,7 @@ def merge(shards: Sequence[Rollout]) -> Rollout:
         generate=(min(s.generate[0] for s in shards), max(s.generate[1] for s in shards)),
         load=(min(s.load[0] for s in shards), max(s.load[1] for s in shards)),
         memory_gb=sum(s.memory_gb for s in shards),
+        fault=next((s.fault for s in shards if s.fault), None),
     )
 
 

@@ -100,6 +100,11 @@ def keep_everything(inputs: GateInputs, config: StalenessConfig) -> Gate:
     return _gate(inputs, torch.zeros_like(inputs.groups))
 
 
+def discard_everything(rows: int) -> Gate:
+    """What becomes of an update that could not be judged: its batch is at fault."""
+    return Gate(torch.zeros(rows, dtype=torch.float64), torch.full((rows,), 2, dtype=torch.int8))
+
+
 def grade_by_kl(inputs: GateInputs, config: StalenessConfig) -> Gate:
     """Rule `kl`: `kl_weight` of KL(μ || π) per batch, group or sequence, measured over the rows with signal (A ≠ 0).
 

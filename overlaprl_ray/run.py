@@ -1,13 +1,15 @@
-"""One run from configuration to summary: check, start Ray and the actors, run the pipeline, save.
+"""One run from configuration to summary: check, start Ray and the actors, run the pipeline, save; or go on with one.
 
 summary = train(ExperimentConfig(seed=1))
+summary = train(load_config("runs/x/config.yaml", {"output.dir": "runs/x"}), resume=True)
 """
 
 import contextlib
+import json
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,56 +18,132 @@ import ray
 import yaml
 from rich.console import Console
 
-from overlaprl_ray.actors import Actors, fetch, start_actors
+from overlaprl_ray.checkpoint import Checkpoint, clear_scratch, newest_checkpoint
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.metrics import StepResult
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.files import locked
+from overlaprl_ray.identity import differences
+from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.pipeline import Pipeline
 from overlaprl_ray.preflight import Preflight, preflight
 from overlaprl_ray.progress import Progress, closing_table
 from overlaprl_ray.recorder import Recorder, default_folder
+from overlaprl_ray.recovery import run_through
+from overlaprl_ray.signals import Stopped, stoppable
+from overlaprl_ray.supervisor import Actors
+
+OnRow = Callable[[dict[str, Any]], None]
 
 
-def train(config: ExperimentConfig, console: Console | None = None) -> dict[str, Any]:
+def train(
+    config: ExperimentConfig, console: Console | None = None, *, resume: bool = False, on_row: OnRow | None = None
+) -> dict[str, Any]:
     """Run one experiment; returns what summary.json holds, with `folder` added.
 
-    Raises `ConfigError` before anything is started or written, `RunError` where the run cannot go on.
+    `resume` goes on with the run in `output.dir` from its newest whole checkpoint, or from its first step if there
+    is none; one that is done already is returned as it is. `on_row` gets every metrics row as it is written, with the
+    newest held-out accuracy as "eval/accuracy". Raises `ConfigError` before anything is started or written, `RunError`
+    where the run cannot go on, which says how to resume it.
     """
-    ready = preflight(config)
     folder = Path(config.output.dir).expanduser() if config.output.dir else default_folder(config)
     folder = folder.absolute()
+    resuming = resume and (folder / "config.yaml").exists()
+    if resuming and (done := finished_summary(folder, config)):
+        return {**done, "folder": str(folder)}
+    ready = preflight(config, resuming)
     console = console or Console(soft_wrap=True)
-    with ray_running(), Progress(config.grpo.num_steps, console) as progress:
+    with stoppable(), locked(folder), ray_running(), Progress(config.grpo.num_steps, console) as progress:
+        start = newest_checkpoint(folder, config, progress.say) if resuming else None
+        if resuming:
+            clear_scratch(folder)
+            progress.say(f"going on after step {start.step if start else 0}")
         progress.say(f"run: {folder}")
         progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
-        started = time.monotonic()
-        actors = start_actors(config, ready.task, ready.plan, run=folder.name)
-        progress.say(f"actors ready after {time.monotonic() - started:.0f} s")
         try:
-            summary = _run(config, actors, Recorder(folder, config, ready.plan.cores), progress)
-        finally:
-            actors.stop()
+            with _actors(config, ready, folder.name, progress) as actors:
+                resume_from = (start.step if start else 0) if resuming else None
+                recorder = Recorder(folder, config, ready.plan.cores, resume_from)
+                summary = _run(config, actors, recorder, start, progress, on_row)
+        except Stopped as signal:
+            raise RunError(f"stopped by {signal}{_how_to_resume(folder)}") from None
+        except RunError as error:
+            raise RunError(f"{error}{_how_to_resume(folder)}") from error
     closing_table(summary, folder, console)
     return {**summary, "folder": str(folder)}
 
 
-def _run(config: ExperimentConfig, actors: Actors, recorder: Recorder, progress: Progress) -> dict[str, Any]:
-    def on_step(result: StepResult) -> None:
-        progress.step(recorder.step(result))
+def _how_to_resume(folder: Path) -> str:
+    if not (folder / "config.yaml").exists():
+        return "; no step was taken"
+    return f"; go on with: python scripts/train.py --resume {folder}"
 
-    def on_evaluation(done: Any) -> None:
+
+def finished_summary(folder: Path, config: ExperimentConfig) -> dict[str, Any] | None:
+    """The summary of a run that is done; None where one can be resumed. `ConfigError` for another's folder."""
+    try:
+        saved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+        changed = differences(saved, config)
+    except (OSError, yaml.YAMLError, AttributeError) as error:
+        raise ConfigError(f"output.dir = '{folder}': its config.yaml cannot be read ({error}); mend it") from None
+    if changed:
+        raise ConfigError(
+            f"output.dir = '{folder}': the run there has other settings ({'; '.join(changed)}); leave them, or start "
+            "a new run in a new folder"
+        )
+    path = folder / "summary.json"
+    if not path.exists():
+        return None
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found if found["status"] == "done" and found["steps"] == config.grpo.num_steps else None
+
+
+@contextmanager
+def _actors(config: ExperimentConfig, ready: Preflight, run: str, progress: Progress) -> Iterator[Actors]:
+    actors = Actors(config, ready.task, ready.plan, run)
+    try:
+        started = time.monotonic()
+        actors.start()
+        progress.say(f"actors ready after {time.monotonic() - started:.0f} s")
+        yield actors
+    finally:
+        actors.stop()
+
+
+def _run(
+    config: ExperimentConfig,
+    actors: Actors,
+    recorder: Recorder,
+    start: Checkpoint | None,
+    progress: Progress,
+    on_row: OnRow | None,
+) -> dict[str, Any]:
+    def on_step(result: StepResult) -> None:
+        row = recorder.step(result)
+        progress.step(row)
+        if result.fault:
+            progress.say(f"step {result.step} skipped: {result.fault}")
+        if on_row:
+            on_row({**row, "eval/accuracy": recorder.evaluations[-1].accuracy})
+
+    def on_evaluation(done: Evaluation) -> None:
         recorder.evaluation(done)
         progress.evaluation(done)
 
+    pipeline = Pipeline(config, actors, recorder.folder, on_step, on_evaluation, start)
+    pipeline.accuracies = {e.step: e.accuracy for e in recorder.evaluations}
+    status = "failed"
     try:
-        Pipeline(config, actors, on_step, on_evaluation).run()
-        if config.output.save_final:
-            saving = actors.learner.save.remote(str(recorder.folder / "final"))
-            fetch(saving, "the final model to be saved", config.pipeline.timeout_s, "pipeline.timeout_s")
-    except BaseException:
-        with contextlib.suppress(OSError):  # a full disk must not hide what went wrong before it
-            recorder.summary(status="failed")
+        save_to = recorder.folder / "final" if config.output.save_final else None
+        recorder.restarts = run_through(pipeline, save_to, progress.say)
+        status = "done"
+    except Stopped:
+        status = "interrupted"
         raise
-    return recorder.summary(status="done")
+    finally:
+        if status != "done":
+            with contextlib.suppress(RunError):  # a full disk must not hide what went wrong before it
+                recorder.summary(status)
+    return recorder.summary(status)
 
 
 @contextmanager
@@ -77,14 +155,15 @@ def ray_running() -> Iterator[None]:
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     try:
-        yield
+        with stoppable():  # once more, for Ray sets a handler of its own
+            yield
     finally:
         ray.shutdown()
 
 
-def dry_run(config: ExperimentConfig, console: Console | None = None) -> Preflight:
+def dry_run(config: ExperimentConfig, console: Console | None = None, resuming: bool = False) -> Preflight:
     """Check everything and print the resolved configuration and the resource plan; start and write nothing."""
-    ready = preflight(config)
+    ready = preflight(config, resuming)
     console = console or Console(soft_wrap=True)
     console.print(
         yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip(),

@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 from overlaprl_ray.advantages import group_advantages
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.engines.hf import Generated, HFEngine
-from overlaprl_ray.errors import RunError
+from overlaprl_ray.errors import BadBatch, RunError
 from overlaprl_ray.memory import memory_gb
 from overlaprl_ray.rewards import extracted, load_rewards, score
 from overlaprl_ray.rollout import Rollout, Span, pad_left
@@ -60,7 +60,14 @@ class Sampler:
         prompt_tokens = [encoded[problem.prompt] for problem in rows]
         out = self.engine.generate(prompt_tokens, grpo.max_new_tokens, grpo.temperature, row_seeds)
         texts = self._decode(out)
-        total, parts = self._score(rows, texts, where=f"batch {batch}")
+        fault = None
+        try:
+            total, parts = self._score(rows, texts, where=f"batch {batch}")
+        except BadBatch as error:
+            if self.config.pipeline.on_fault == "stop":
+                raise
+            fault, total = str(error), [0.0] * len(rows)
+            parts = dict.fromkeys(self.rewards, total)
         rewards = torch.tensor(total, dtype=torch.float32)
         prompt_ids, prompt_mask = pad_left(prompt_tokens, self.engine.pad_id)
         return Rollout(
@@ -84,6 +91,7 @@ class Sampler:
             generate=(started, time.time()),
             load=load,
             memory_gb=memory_gb(self.engine.model.device),
+            fault=fault,
         )
 
     def evaluate(self) -> tuple[float, int]:
@@ -93,9 +101,20 @@ class Sampler:
         for start in range(0, len(heldout), grpo.batch_rows):
             problems = heldout[start : start + grpo.batch_rows]
             out = self.engine.generate([self._encode(p) for p in problems], grpo.max_new_tokens, grpo.temperature)
-            _, parts = self._score(problems, self._decode(out), where="evaluation")
-            right += sum(value >= 1.0 for value in next(iter(parts.values())))
+            right += self._count_right(problems, self._decode(out))
         return right / len(heldout), len(heldout)
+
+    def _count_right(self, problems: Sequence[Problem], texts: list[str]) -> int:
+        """Completions with full marks; one that cannot be scored ends the run, or with `on_fault: skip` is wrong."""
+        try:
+            _, parts = self._score(problems, texts, where="evaluation")
+        except BadBatch:
+            if self.config.pipeline.on_fault == "stop":
+                raise
+            if len(problems) == 1:
+                return 0
+            return sum(self._count_right([problem], [text]) for problem, text in zip(problems, texts, strict=True))
+        return sum(value >= 1.0 for value in next(iter(parts.values())))
 
     def _encode(self, problem: Problem) -> list[int]:
         return encode(self.tokenizer, problem.prompt, self.config.task.system_prompt)

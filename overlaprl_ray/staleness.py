@@ -10,6 +10,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -100,6 +101,20 @@ class StalenessScheduler:
         self._weight_sum += weight
         if kl is not None:
             self._kl_sum, self._kl_count = self._kl_sum + kl, self._kl_count + 1
+
+    def state(self) -> dict[str, Any]:
+        """The counts behind `summary`, to go on from."""
+        return {
+            "decisions": dict(self._decisions),
+            "kl": (self._kl_sum, self._kl_count),
+            "weight_sum": self._weight_sum,
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Take over what `state` gave."""
+        self._decisions = Counter(state["decisions"])
+        self._kl_sum, self._kl_count = state["kl"]
+        self._weight_sum = state["weight_sum"]
 
     def summary(self) -> dict[str, float]:
         """Decisions recorded so far: how many, their shares, and the mean KL and weight (0.0 before the first)."""

@@ -7,8 +7,8 @@ from collections import Counter
 from statistics import fmean
 from typing import Any
 
-from overlaprl_ray.actors import Evaluation
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.metrics import Evaluation
 
 WARM_UP = 5  # steps left out of speeds: first calls allocate, compile kernels and fill the pipeline
 STAGES = ("generate", "reference", "train", "weights")

@@ -3,24 +3,33 @@
 python scripts/train.py                                                 # the built-in default
 python scripts/train.py --pipeline.mode sync --seed 1
 python scripts/train.py --config my.yaml --grpo.lr 1e-5 --dry-run
+python scripts/train.py --resume runs/x                                 # go on with a run that was cut short
 """
+
+import argparse
 
 from overlaprl_ray.cli import parse_command_line, run_script
 from overlaprl_ray.inputs import check_inputs
 
 
+def options(parser: argparse.ArgumentParser) -> None:
+    """This script's own."""
+    parser.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder, exactly")
+
+
 def main(argv: list[str]) -> None:
     """Parse, then run or print the plan."""
     config, args = parse_command_line(
-        "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv
+        "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv, options
     )
-    check_inputs(config)
+    resume = args.resume is not None
+    check_inputs(config, resume)
     from overlaprl_ray.run import dry_run, train  # only now: a slip should not wait for torch and Ray
 
     if args.dry_run:
-        dry_run(config)
+        dry_run(config, resuming=resume)
     else:
-        train(config)
+        train(config, resume=resume)
 
 
 if __name__ == "__main__":

@@ -224,7 +224,7 @@ def test_bfloat16_keeps_float32_masters_that_see_small_steps(model, rollout):
     moved = [(m - before).abs().max() for m, before in zip(learner.optimizer.masters, masters, strict=True)]
     assert 1e-7 < max(moved) < 1e-5
     assert learner.model.dtype == torch.bfloat16
-    saved = dict(learner.master_model().named_parameters())
+    saved = dict(learner.master_copy().named_parameters())
     names = [name for name, _ in learner.model.named_parameters()]
     assert all(torch.equal(saved[n], m) for n, m in zip(names, learner.optimizer.masters, strict=True))
 

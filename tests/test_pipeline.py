@@ -7,12 +7,12 @@ import ray
 import torch
 from conftest import read_jsonl, small
 
-from overlaprl_ray.actors import start_actors
 from overlaprl_ray.cli import load_config
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.preflight import preflight
 from overlaprl_ray.run import train
 from overlaprl_ray.schedule import weights_step
+from overlaprl_ray.supervisor import Actors
 
 STALE = {"kl_fresh": 1e-6, "kl_stale": 2e-4}  # low enough that discards occur
 
@@ -73,7 +73,8 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray):
     config = small()
     ready = preflight(config)
     free = ray.available_resources()["GPU"]
-    started = start_actors(config, ready.task, ready.plan, run="placement")
+    started = Actors(config, ready.task, ready.plan, run="placement")
+    started.start()
     held = ready.plan.generator_gpu + ready.plan.reference_gpu + ready.plan.learner_gpu
     assert 0.9 <= held <= 1
     assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free - held)
@@ -82,7 +83,7 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray):
     # a second set does not fit beside the first: it says so instead of hanging
     short = config.model_copy(update={"resources": config.resources.model_copy(update={"start_timeout_s": 3.0})})
     with pytest.raises(RunError, match=r"waited in vain .*resources.start_timeout_s"):
-        start_actors(short, ready.task, ready.plan, run="second")
+        Actors(short, ready.task, ready.plan, run="second").start()
     started.stop()
     assert wait_for(lambda: ray.available_resources()["GPU"], free)
 
@@ -142,13 +143,13 @@ def hangs(prompts, completions, answer, **columns):
         ("raises_at_third_batch", "batch 3: .*no such unit", 2),
         pytest.param("hangs", "reward_timeout_s = 2 s", 0, marks=pytest.mark.slow),
         pytest.param("leaves", "SystemExit: enough", 0, marks=pytest.mark.slow),
-        ("kills_its_process", "died while waiting for step 3", 2),
+        ("kills_its_process", "died while waiting for step 3.*max_restarts = 0", 2),
     ],
 )
 def test_what_fails_ends_the_run_by_name_and_keeps_what_was_done(local_ray, tmp_path, reward, expected, steps):
     task = {"rewards": [f"test_pipeline:{reward}"], "reward_timeout_s": 2.0}
     with pytest.raises(RunError, match=expected):
-        run(tmp_path / "run", task=task, pipeline={"mode": "overlap", "lag": 1})
+        run(tmp_path / "run", task=task, pipeline={"mode": "overlap", "lag": 1, "max_restarts": 0})
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["steps"] == steps

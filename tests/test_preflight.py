@@ -20,7 +20,7 @@ from overlaprl_ray import run as running
 from overlaprl_ray.cli import build_config, merge
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.models import load_model
+from overlaprl_ray.models import load_model, load_tokenizer
 from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
 
 
@@ -47,7 +47,7 @@ def empty_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
     cwd.mkdir()
     monkeypatch.chdir(cwd)
     monkeypatch.setenv("OVERLAPRL_CACHE", str(cache))
-    monkeypatch.setattr(running, "start_actors", lambda *_, **__: pytest.fail("actors started"))
+    monkeypatch.setattr(running.Actors, "start", lambda self: pytest.fail("actors started"))
     monkeypatch.setattr(ray, "init", lambda *_, **__: pytest.fail("Ray started"))
     yield
     assert ray.is_initialized() == ran_already
@@ -185,7 +185,7 @@ def test_a_whole_model_folder_passes_and_loads(model: Path) -> None:
     config = build_config(merge({}, {"grpo.model_name": str(model), "grpo.max_new_tokens": 8}))
     ready = preflight.preflight(config)
     loaded = load_model(config, config.grpo.model_name, ready.task)
-    assert loaded.config.vocab_size == len(ready.tokenizer)
+    assert loaded.config.vocab_size == len(load_tokenizer(config.grpo.model_name))
 
 
 def test_sharded_weights_pass(model: Path) -> None:
@@ -328,7 +328,7 @@ def test_a_folder_of_another_run() -> None:
     Path("mine").mkdir()
     Path("mine/keep.txt").write_text("kept")
     assert refusal({"output.dir": "mine"}) == (
-        "output.dir = 'mine': holds another run or other files; give a new folder or remove it"
+        "output.dir = 'mine': holds another run or other files; give a new folder, or --resume 'mine'"
     )
     assert Path("mine/keep.txt").read_text() == "kept"
 

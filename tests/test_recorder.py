@@ -6,10 +6,10 @@ import pytest
 import yaml
 from conftest import read_jsonl, small
 
-from overlaprl_ray.actors import Evaluation
+from overlaprl_ray.environment import git_commit
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.metrics import StepResult
-from overlaprl_ray.recorder import Recorder, git_commit
+from overlaprl_ray.metrics import Evaluation, StepResult
+from overlaprl_ray.recorder import Recorder
 from overlaprl_ray.summary import bounds
 
 
@@ -17,9 +17,11 @@ def result(step, start, **metrics) -> StepResult:
     """A step of a second's generation and two of training, one after the other."""
     spans = {"load": (start, start), "generate": (start, start + 1), "train": (start + 1, start + 3)}
     base = {"step": step, "version": step, "tokens": 10, "samples": 4, "reward": 0.5, "staleness/decision": "fresh",
-            "staleness/kl": 0.01}  # fmt: skip
+            "staleness/kl": 0.01, "staleness/lag": 0, "faults": 0}  # fmt: skip
     memory = {"generator": 0.1, "learner": 0.2}
-    return StepResult(step, {**base, **metrics}, spans, memory, [{"step": step}], step - 1, 1e-9)
+    return StepResult(
+        step, {**base, **metrics}, spans, memory, [{"step": step}], step - 1, [(0, 0, 0, "fresh", 4)], None, 1e-9
+    )
 
 
 def test_rows_add_up_and_times_leave_evaluations_out(tmp_path):

@@ -1,0 +1,49 @@
+"""A run's folder made by the serial replay: the numbers of `train`, without Ray, actors or overlap.
+
+For studies of learning on few cores: two such runs fit two cores, and each needs one process instead of a dozen.
+
+    summary = train_serially(ExperimentConfig(output={"dir": "runs/serial"}))
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.files import locked
+from overlaprl_ray.metrics import StepResult
+from overlaprl_ray.preflight import preflight
+from overlaprl_ray.recorder import Recorder
+from overlaprl_ray.replay import replay
+from overlaprl_ray.run import finished_summary
+
+
+def train_serially(config: ExperimentConfig, on_row: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:
+    """Run one experiment in this process; returns what summary.json holds, with `folder` added.
+
+    `output.dir` is required. No checkpoints and no final model are written: an unfinished run in the folder starts
+    anew, a finished one is returned. `on_row` as in `train`. Raises `ConfigError`, `RunError`.
+    """
+    if config.output.dir is None:
+        raise ConfigError("output.dir = null: a serial run needs a folder; give one")
+    folder = Path(config.output.dir).expanduser().absolute()
+    again = (folder / "config.yaml").exists()
+    if again and (done := finished_summary(folder, config)):
+        return {**done, "folder": str(folder)}
+    plan = preflight(config, resuming=again).plan
+    with locked(folder):
+        recorder = Recorder(folder, config, plan.cores, resume_from=0 if again else None)
+        status = "failed"
+
+        def on_step(result: StepResult) -> None:
+            row = recorder.step(result)
+            if on_row:
+                on_row({**row, "eval/accuracy": recorder.evaluations[-1].accuracy})
+
+        try:
+            replay(config, on_step, recorder.evaluation)
+            status = "done"
+        finally:
+            summary = recorder.summary(status)
+    return {**summary, "folder": str(folder)}

@@ -1,0 +1,230 @@
+"""A checkpoint is exact, whole or not there: every damage is found, and the run goes back to the one before."""
+
+import errno
+import json
+import os
+import random
+import shutil
+
+import pytest
+import torch
+from conftest import read_jsonl, small
+
+from overlaprl_ray import checkpoint as ck
+from overlaprl_ray.checkpoint import CheckpointWriter, DamagedCheckpoint, commit, newest_checkpoint, verify
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.files import cut_back, locked, replace_text
+from overlaprl_ray.identity import config_hash, differences
+from overlaprl_ray.models import load_tokenizer
+from overlaprl_ray.parts import build_learner, build_sampler
+from overlaprl_ray.preflight import preflight
+
+CONFIG = small(
+    grpo={"num_steps": 8, "lr": 3e-3, "beta": 0.0},
+    pipeline={"mode": "overlap", "lag": 1},
+    staleness={"kl_fresh": 1e-6, "kl_stale": 1e-3},
+)
+
+
+class Run:
+    """A serial run that stops after step 2: a learner, and the rollout of batch 3, made by older weights."""
+
+    def __init__(self, config=CONFIG):
+        self.config = config
+        task = preflight(config).task
+        self.learner, self.sampler = build_learner(config, task), build_sampler(config, task)
+        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self._load()
+        for batch in (1, 2):
+            self.learner.step(self.sampler.rollout(batch, batch - 1))
+            weights = {name: value.clone() for name, value in self.learner.weights().items()}
+            if batch == 1:
+                self._load()
+        self.next = self.sampler.rollout(3, 1)
+        self.weights = weights
+
+    def _load(self):
+        self.sampler.engine.load_weights(self.learner.version, self.learner.weights())
+
+    def save(self, folder, step=2):
+        writer = CheckpointWriter(self.config, self.tokenizer)
+        writer.begin(folder, step, self.learner)
+        writer.complete(folder, step, [[self.next]])
+        return commit(folder, step, keep=2, accuracies={})
+
+
+@pytest.fixture(scope="module")
+def run(cache):
+    torch.set_num_threads(1)
+    return Run()
+
+
+@pytest.fixture(scope="module")
+def saved(run, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    run.save(folder)
+    return folder / "checkpoints" / "step-2"
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_learner_goes_on_from_it_bit_for_bit(tmp_path, dtype):
+    run = Run(CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"dtype": dtype})}))
+    run.save(tmp_path)
+    found = newest_checkpoint(tmp_path, run.config, notice=pytest.fail)
+    assert (found.step, found.version, found.batches, found.weights_steps) == (2, run.learner.version, (3,), (1,))
+    fresh = build_learner(run.config, preflight(run.config).task)
+    fresh.load(ck.load_trainer(found.path))
+    [[rollout]] = ck.load_rollouts(found.path)
+    one, two = run.learner.step(run.next), fresh.step(rollout)
+    assert one.metrics == two.metrics
+    assert one.cells == two.cells
+    assert fresh.floor == run.learner.floor
+    assert fresh.scheduler.summary() == run.learner.scheduler.summary()
+    left, right = run.learner.weights(), fresh.weights()
+    assert all(torch.equal(left[name], right[name]) for name in left)
+    assert all(torch.equal(a, b) for a, b in zip(run.learner.optimizer.masters, fresh.optimizer.masters, strict=True))
+
+
+def test_what_is_saved_is_the_state_when_it_began_though_training_goes_on(tmp_path):
+    run = Run()
+    before = [master.clone() for master in run.learner.optimizer.masters]
+    writer = CheckpointWriter(run.config, run.tokenizer)
+    writer.begin(tmp_path, 2, run.learner)
+    run.learner.step(run.next)
+    writer.complete(tmp_path, 2, [[run.next]])
+    state = ck.load_trainer(commit(tmp_path, 2, 1, {}).path)
+    assert all(torch.equal(a, b) for a, b in zip(state["optimizer"]["masters"], before, strict=True))
+
+
+def test_the_folder_is_an_ordinary_model_too(saved, run):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(saved)
+    assert AutoTokenizer.from_pretrained(saved)("12+34=")["input_ids"]
+    for name, value in model.named_parameters():
+        assert torch.equal(value, run.weights[name])
+
+
+def damage_is_found(saved, folder, change):
+    shutil.copytree(saved, folder / "step-2")
+    change(folder / "step-2")
+    try:
+        with pytest.raises(DamagedCheckpoint):
+            verify(folder / "step-2")
+    finally:
+        shutil.rmtree(folder / "step-2")
+
+
+def test_every_truncation_and_bit_flip_is_found(saved, tmp_path):
+    rng = random.Random(0)
+    names = [path.name for path in saved.iterdir()]
+    assert {"manifest.json", "trainer.pt", "rollouts.pt", "model.safetensors"} <= set(names)
+
+    def cut(name, length):
+        damage_is_found(saved, tmp_path, lambda folder: os.truncate(folder / name, length))
+
+    def flip(name, position, bit):
+        def change(folder):
+            data = bytearray((folder / name).read_bytes())
+            data[position] ^= 1 << bit
+            (folder / name).write_bytes(data)
+
+        damage_is_found(saved, tmp_path, change)
+
+    for name in ("trainer.pt", "manifest.json"):
+        size = (saved / name).stat().st_size
+        for length in {0, 1, size - 1, *(rng.randrange(size) for _ in range(120))}:
+            cut(name, length)
+    for _ in range(240):
+        name = rng.choice(names)
+        flip(name, rng.randrange((saved / name).stat().st_size), rng.randrange(8))
+    for name in names:
+        damage_is_found(saved, tmp_path, lambda folder, name=name: (folder / name).unlink())
+    assert verify(saved).step == 2
+
+
+def test_a_damaged_one_is_passed_over_for_the_one_before(run, tmp_path):
+    run.save(tmp_path, 2)
+    run.save(tmp_path, 4)  # the same state under a later name: only the fall-back matters here
+    notices = []
+    os.truncate(tmp_path / "checkpoints" / "step-4" / "trainer.pt", 100)
+    assert newest_checkpoint(tmp_path, run.config, notices.append).step == 2
+    assert len(notices) == 1
+    assert "step-4 is damaged" in notices[0]
+    assert "trainer.pt: its size" in notices[0]
+
+
+def test_one_without_the_rollouts_that_follow_it_or_of_another_run_is_passed_over(run, tmp_path):
+    run.save(tmp_path)
+    notices = []
+    other = run.config.model_copy(update={"seed": 5})
+    assert newest_checkpoint(tmp_path, other, notices.append) is None
+    shorter = run.config.model_copy(update={"grpo": run.config.grpo.model_copy(update={"num_steps": 2})})
+    assert newest_checkpoint(tmp_path, shorter, notices.append) is None  # it holds batch 3, this run ends at 2
+    assert "another configuration" in notices[0]
+    assert "num_steps=2" in notices[1]
+
+
+def test_the_newest_and_the_best_are_kept(tmp_path):
+    for step in range(1, 7):
+        folder = ck.scratch_of(tmp_path, step)
+        folder.mkdir(parents=True)
+        ck._write_manifest(folder, {"format": 1, "step": step, "version": step, "config": "", "batches": [],
+                                    "weights_steps": []})  # fmt: skip
+        commit(tmp_path, step, keep=2, accuracies={1: 0.1, 2: 0.9, 3: 0.9, 4: 0.2})
+    assert ck.saved_steps(tmp_path) == [6, 5, 3]
+
+
+def test_a_full_disk_is_named_and_leaves_no_half_checkpoint(run, tmp_path, monkeypatch):
+    run.save(tmp_path)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    writer = CheckpointWriter(run.config, run.tokenizer)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch, "save", full)
+        writer.begin(tmp_path, 5, run.learner)
+        with pytest.raises(RunError, match=r"step-5 cannot be written .*No space left"):
+            writer.complete(tmp_path, 5, [[run.next]])
+    assert not ck.scratch_of(tmp_path, 5).exists()
+    assert newest_checkpoint(tmp_path, run.config, pytest.fail).step == 2
+
+
+def test_a_folder_is_held_by_one_process(tmp_path):
+    with locked(tmp_path / "run"), pytest.raises(ConfigError, match="under way"), locked(tmp_path / "run"):
+        pytest.fail("held twice")
+    assert not (tmp_path / "run").exists()  # nothing was written
+
+
+def test_rows_are_cut_back_and_torn_lines_dropped(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "x": "é"}\n{"step": 2}\n{"step": 3}\n{"step": 4, "re', encoding="utf-8")
+    assert [row["step"] for row in cut_back(path, 10)] == [1, 2, 3]
+    assert cut_back(path, 1) == [{"step": 1, "x": "é"}]
+    assert read_jsonl(path) == [{"step": 1, "x": "é"}]
+    assert cut_back(tmp_path / "none.jsonl", 3) == []
+
+
+def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
+    path = tmp_path / "f"
+    replace_text(path, "old")
+    (tmp_path / "f.part").mkdir()  # the scratch file cannot be opened
+    with pytest.raises(OSError, match="directory"):
+        replace_text(path, "new")
+    assert path.read_text() == "old"
+
+
+def test_identity_is_what_a_number_depends_on():
+    base = small()
+    same = small(output={"dir": "/x", "checkpoint_every": 7}, pipeline={"timeout_s": 5.0})
+    other = small(pipeline={"lag": 3})
+    assert config_hash(base) == config_hash(same)
+    assert config_hash(base) != config_hash(other)
+    assert len(config_hash(base)) == 12
+    longer = small(grpo={"num_steps": 99})
+    assert config_hash(base) != config_hash(longer)
+    saved = json.loads(json.dumps(base.model_dump(mode="json")))
+    assert differences(saved, same) == []
+    assert differences(saved, longer) == []
+    assert differences(saved, other) == ["pipeline.lag: 1 -> 3"]

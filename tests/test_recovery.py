@@ -1,0 +1,40 @@
+"""A killed actor or driver changes nothing: the run ends with the numbers and weights of an undisturbed one."""
+
+import json
+import os
+import signal
+
+import psutil
+import pytest
+from drill import assert_same, config_of, launch, oracle, outcome, rows_written, run_killing, wait_until, write_config
+
+from overlaprl_ray.errors import RunError
+
+
+@pytest.mark.parametrize("victim", ["generator", "reference", "learner"])
+def test_a_killed_actor_is_started_anew_and_changes_nothing(local_ray, tmp_path, victim):
+    config = config_of(tmp_path / "run")
+    summary = run_killing(config, {5: victim})
+    assert summary["restarts"] == 1
+    assert_same(outcome(tmp_path / "run"), oracle(config))
+
+
+def test_more_deaths_than_allowed_end_the_run_with_the_command_that_resumes_it(local_ray, tmp_path):
+    config = config_of(tmp_path / "run", pipeline={"max_restarts": 1})
+    with pytest.raises(RunError, match=r"max_restarts = 1 is used up.*--resume"):
+        run_killing(config, {3: "generator", 6: "learner"})
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+
+
+def test_a_killed_driver_is_resumed_exactly_and_leaves_no_process(tmp_path):
+    folder, log = tmp_path / "run", tmp_path / "log"
+    config = config_of(folder)
+    write_config(tmp_path / "c.yaml", config)
+    process = launch("--config", tmp_path / "c.yaml", log=log)
+    wait_until(lambda: rows_written(folder) >= 7, f"seven rows: {log.read_text()}")
+    family = psutil.Process(process.pid).children(recursive=True)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "Ray to be gone", 60)
+    assert launch("--resume", folder, log=log).wait(300) == 0, log.read_text()
+    assert_same(outcome(folder), oracle(config))
