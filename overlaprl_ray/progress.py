@@ -84,4 +84,6 @@ def closing_table(summary: dict[str, Any], folder: Path, console: Console) -> No
     table.add_row("staleness decisions", decisions)
     table.add_row("time, without start-up", f"{summary['wall_s']:.0f} s")
     console.print(table)
+    for text in summary["notices"]:
+        console.print(text, highlight=False, markup=False)
     console.print(f"files: {folder}", highlight=False, markup=False)

@@ -20,6 +20,7 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.files import cut_back, replace_text, writing
 from overlaprl_ray.gantt import draw_gantt
 from overlaprl_ray.metrics import Evaluation, StepResult
+from overlaprl_ray.notices import notices
 from overlaprl_ray.rollout import Span
 from overlaprl_ray.summary import WARM_UP, summarize
 from overlaprl_ray.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
@@ -141,6 +142,7 @@ class Recorder:
             "staleness_floor": self.floor,
             "faults": self.faults,
             "restarts": self.restarts,
+            "notices": notices(self.config, self.floor, found["decisions"]),
             "thrown_away": thrown_away(self.decisions),
             "overlap_fraction": timeline.overlap_fraction,
         }

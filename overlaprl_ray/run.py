@@ -24,6 +24,7 @@ from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.files import locked
 from overlaprl_ray.identity import differences
 from overlaprl_ray.metrics import Evaluation, StepResult
+from overlaprl_ray.notices import floor_notice
 from overlaprl_ray.pipeline import Pipeline
 from overlaprl_ray.preflight import Preflight, preflight
 from overlaprl_ray.progress import Progress, closing_table
@@ -120,6 +121,8 @@ def _run(
     def on_step(result: StepResult) -> None:
         row = recorder.step(result)
         progress.step(row)
+        if result.step == 1 and result.floor is not None and (warning := floor_notice(config, result.floor)):
+            progress.say(warning)
         if result.fault:
             progress.say(f"step {result.step} skipped: {result.fault}")
         if on_row:
@@ -153,6 +156,7 @@ def ray_running() -> Iterator[None]:
         yield
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a dead actor's calls: recovery submits them again
     ray.init(log_to_driver=False, logging_level=logging.ERROR)
     try:
         with stoppable():  # once more, for Ray sets a handler of its own

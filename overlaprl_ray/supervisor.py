@@ -154,4 +154,5 @@ def _death(error: Exception, what: str) -> ActorDied:
     """Ray tells of an actor's end in many coloured lines: the first says that, the last says why."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     reason = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}"
+    reason = reason.partition(" Some common causes")[0]  # a paragraph of advice
     return ActorDied(f"an actor died while waiting for {what}: {reason}")

@@ -1,0 +1,119 @@
+"""The exactness drill: dozens of SIGKILLs and SIGTERMs at random moments, and never a different bit. Minutes long.
+
+Each test prints what it did (pytest -m slow -s tests/test_drill.py). DRILL_KILLS, DRILL_STOPS: how many per test.
+"""
+
+import os
+import random
+import signal
+import threading
+import time
+
+import psutil
+import pytest
+from drill import TITLES, assert_same, config_of, launch, oracle, outcome, pids, rows_written, wait_until, write_config
+
+from overlaprl_ray.run import train
+
+KILLS = int(os.environ.get("DRILL_KILLS", "12"))
+STOPS = int(os.environ.get("DRILL_STOPS", "5"))
+MODES = [("sync", 0), ("async", 3), ("staleness", 1), ("overlap", 2)]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+
+def long_run(folder, mode, lag, steps, max_restarts=1000):
+    config = config_of(folder, mode, lag, steps, pipeline={"max_restarts": max_restarts})
+    return config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 10})})
+
+
+def writing_a_checkpoint(folder):
+    return any((folder / "checkpoints").glob("step-*.part"))
+
+
+class Killer(threading.Thread):
+    """Kills actors of this process's Ray in turn at random moments, every other learner while it writes one."""
+
+    def __init__(self, folder, rng, kills):
+        super().__init__(daemon=True)
+        self.folder, self.rng, self.left = folder, rng, kills
+        self.killed = dict.fromkeys(TITLES, 0)
+        self.while_writing = 0
+        self.over = threading.Event()
+
+    def run(self):
+        while self.left and not self.over.wait(self.rng.uniform(0.05, 1.0)):
+            if self.rng.random() < 0.75:  # else perhaps in the middle of a recovery
+                row = rows_written(self.folder) + self.rng.randrange(1, 20)
+                while rows_written(self.folder) < row:
+                    if self.over.wait(0.005):
+                        return
+            role = min(self.killed, key=self.killed.get)
+            wants_writing = role == "learner" and self.killed[role] % 2 == 0
+            deadline = time.monotonic() + 20
+            while wants_writing and not writing_a_checkpoint(self.folder) and time.monotonic() < deadline:
+                if self.over.wait(0.001):
+                    return
+            for pid in pids(TITLES[role]):
+                self.while_writing += wants_writing and writing_a_checkpoint(self.folder)
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                self.killed[role] += 1
+                self.left -= 1
+
+
+@pytest.mark.parametrize(("mode", "lag"), MODES)
+def test_actors_killed_at_random_moments(local_ray, tmp_path, mode, lag):
+    rng, left, killed, writing, seed = random.Random(mode), KILLS, dict.fromkeys(TITLES, 0), 0, 0
+    while left > 0:
+        folder = tmp_path / f"run{seed}"
+        config = long_run(folder, mode, lag, steps=300).model_copy(update={"seed": seed})
+        killer = Killer(folder, rng, left)
+        killer.killed = dict(killed)
+        killer.start()
+        summary = train(config)
+        killer.over.set()
+        killer.join()
+        assert summary["steps"] == 300
+        assert_same(outcome(folder), oracle(config))
+        left, killed, seed = killer.left, killer.killed, seed + 1
+        writing += killer.while_writing
+    print(f"\n{mode}: {killed} killed, {writing} while a checkpoint was written, {seed} runs, 0 differences")
+
+
+def stop(process, folder, number, row, at_checkpoint, log):
+    """Send a signal after a row, or in a checkpoint's writing after it; (seconds until the end, whether it was so)."""
+    wait_until(lambda: process.poll() is not None or rows_written(folder) >= row, f"row {row}", 600)
+    if at_checkpoint:
+        wait_until(lambda: process.poll() is not None or writing_a_checkpoint(folder), "a checkpoint", 600)
+    assert process.poll() is None, log.read_text()
+    writing = writing_a_checkpoint(folder)
+    family = psutil.Process(process.pid).children(recursive=True)
+    started = time.monotonic()
+    process.send_signal(number)
+    assert process.wait(60) == (-number if number == signal.SIGKILL else 1), log.read_text()
+    seconds = time.monotonic() - started
+    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "Ray to be gone", 60)
+    return seconds, writing
+
+
+@pytest.mark.parametrize(("mode", "lag"), MODES)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_driver_stopped_at_random_moments(tmp_path, mode, lag, number):
+    rng, folder, log = random.Random(mode), tmp_path / "run", tmp_path / "log"
+    config = long_run(folder, mode, lag, steps=60 * (STOPS + 1))
+    write_config(tmp_path / "c.yaml", config)
+    process, seen = launch("--config", tmp_path / "c.yaml", log=log), []
+    for i in range(STOPS):
+        row = rows_written(folder) + rng.randrange(1, 50)
+        seen.append(stop(process, folder, number, row, at_checkpoint=i % 2 == 1, log=log))
+        process = launch("--resume", folder, log=log)
+    assert process.wait(1200) == 0, log.read_text()
+    assert_same(outcome(folder), oracle(config))
+    slowest, writing = max(seconds for seconds, _ in seen), sum(writing for _, writing in seen)
+    if number == signal.SIGTERM:
+        assert slowest < 30
+        assert log.read_text().count("go on with: python scripts/train.py --resume") == STOPS
+    print(f"\n{mode}, {number.name}: {STOPS} stops ({writing} while a checkpoint was written), slowest {slowest:.1f} s")
