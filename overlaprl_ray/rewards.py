@@ -166,7 +166,7 @@ def _call(
                 _call(name, function, prompts[row : row + 1], completions[row : row + 1], alone)
             what += ", though for no completion alone; the batch begins with"
         raise refusal(what, 0) from error
-    if not isinstance(values, Sequence) or len(values) != len(completions):
+    if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != len(completions):
         got = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
         raise refusal(f"returned {got} for {len(completions)} completions, not a list of as many numbers; first", 0)
     for row, value in enumerate(values):
