@@ -26,7 +26,9 @@ def config_of(folder, mode="overlap", lag=2, steps=12, **groups):
     output = {"dir": str(folder), "checkpoint_every": 3, "eval_every": 4, "completions_every": 2}
     pipeline = {"mode": mode, "lag": lag, **groups.pop("pipeline", {})}
     grpo = {"num_steps": steps, "lr": 3e-3, **groups.pop("grpo", {})}
-    return small(grpo=grpo, pipeline=pipeline, output=output, staleness={"kl_fresh": 1e-6, "kl_stale": 1e-3}, **groups)
+    staleness = {"kl_fresh": 1e-3, "kl_stale": 1e-2}
+    task = {"rewards": ["dense_reward:restless"]}
+    return small(grpo=grpo, pipeline=pipeline, output=output, staleness=staleness, task=task, **groups)
 
 
 def oracle(config):

@@ -1,0 +1,128 @@
+"""Disks that are full or closed, folders of other runs, and what `--resume` refuses."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import small
+from drill import TRAIN, config_of, oracle, outcome, write_config
+
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.run import train
+from overlaprl_ray.serial import train_serially
+
+
+def with_output(config, **output):
+    return config.model_copy(update={"output": config.output.model_copy(update=output)})
+
+
+def script(*arguments, **more):
+    command = [sys.executable, str(TRAIN), *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, **more)
+
+
+def test_a_resumed_run_must_have_the_same_settings(tmp_path):
+    folder = tmp_path / "run"
+    config = config_of(folder, steps=2)
+    train_serially(config)
+    summary = json.loads((folder / "summary.json").read_text())
+    (folder / "summary.json").write_text(json.dumps({**summary, "status": "failed"}))
+    other = config.model_copy(update={"seed": 3})
+    with pytest.raises(ConfigError, match=r"other settings \(seed: 0 -> 3\)"):
+        train(other, resume=True)
+    with pytest.raises(ConfigError, match=r"holds another run.*--resume"):
+        train(config)
+    (folder / "config.yaml").write_text("grpo: [")
+    with pytest.raises(ConfigError, match=r"config.yaml cannot be read"):
+        train(config, resume=True)
+
+
+def test_a_run_that_is_done_is_not_run_again(tmp_path):
+    config = config_of(tmp_path / "run", steps=2)
+    first = train_serially(config)
+    assert train(config, resume=True) == first
+    assert train_serially(config) == first
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().count("\n") == 2
+
+
+def test_an_unfinished_serial_run_starts_anew_and_ends_the_same(tmp_path):
+    config = config_of(tmp_path / "run", steps=5)
+
+    def stop(row):
+        if row["step"] == 3:
+            raise RunError("enough")
+
+    with pytest.raises(RunError, match="enough"):
+        train_serially(config, on_row=stop)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
+    train_serially(config)
+    rows, evaluated, _ = oracle(config)
+    (tmp_path / "run" / "final").mkdir()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "done"
+    found = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["reward"] for row in found] == [row["reward"] for row in rows]
+    assert len(found) == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--resume", "nowhere"], "config file 'nowhere/config.yaml': No such file"),
+        (["--resume", "x", "--config", "y"], "--config cannot be given with it"),
+        (["--resume", "x", "--output.dir", "y"], "--output.dir cannot be given with it"),
+    ],
+)
+def test_what_resume_is_given_is_checked_first(tmp_path, arguments, expected):
+    done = script(*arguments, cwd=tmp_path)
+    assert done.returncode == 2
+    assert expected in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small disk needs root")
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of one and a half megabytes: room for one checkpoint of the tiny model, not for two."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(place)]
+    if subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("this machine does not let tests mount a tmpfs")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_in_one_line_and_the_last_good_checkpoint_resumes(tmp_path, small_disk):
+    folder = small_disk / "run"
+    config = config_of(folder, steps=12)
+    write_config(tmp_path / "c.yaml", config)
+    ballast = small_disk / "ballast"
+    done = script("--config", tmp_path / "c.yaml", env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+    assert done.returncode == 1, done.stdout + done.stderr
+    [line] = [line for line in done.stderr.splitlines() if line.startswith("error:")]
+    assert "No space left" in line
+    assert "--resume" in line
+    assert not list((folder / "checkpoints").glob("*.part"))
+    ballast.unlink(missing_ok=True)
+    subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
+    done = script("--resume", folder, env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "going on after step" in done.stdout
+    assert "going on after step 0" not in done.stdout
+    rows, evaluated, weights = oracle(config)
+    found = outcome(folder)
+    assert found[0] == rows
+    assert found[1] == evaluated
+
+
+def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path):
+    place = tmp_path / "file"
+    place.write_text("")
+    with pytest.raises(ConfigError, match="is no folder"):
+        train(with_output(small(), dir=str(place / "run")))
