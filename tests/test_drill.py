@@ -1,21 +1,25 @@
 """The exactness drill: dozens of SIGKILLs and SIGTERMs at random moments, and never a different bit. Minutes long.
 
-Each test prints what it did (pytest -m slow -s tests/test_drill.py). DRILL_KILLS, DRILL_STOPS: how many per test.
+Each test prints what it did (pytest -m slow -s tests/test_drill.py). DRILL_KILLS, DRILL_STOPS: how many per test;
+DRILL_SOAK_STEPS: length of the soak, about 6000 for half an hour.
 """
 
 import os
 import random
 import signal
+import statistics
 import threading
 import time
 
 import psutil
 import pytest
+from conftest import read_jsonl
 from drill import TITLES, assert_same, config_of, launch, oracle, outcome, pids, rows_written, wait_until, write_config
 
 from overlaprl_ray.run import train
 
 KILLS = int(os.environ.get("DRILL_KILLS", "12"))
+SOAK_STEPS = int(os.environ.get("DRILL_SOAK_STEPS", "600"))
 STOPS = int(os.environ.get("DRILL_STOPS", "5"))
 MODES = [("sync", 0), ("async", 3), ("staleness", 1), ("overlap", 2)]
 
@@ -117,3 +121,35 @@ def test_a_driver_stopped_at_random_moments(tmp_path, mode, lag, number):
         assert slowest < 30
         assert log.read_text().count("go on with: python scripts/train.py --resume") == STOPS
     print(f"\n{mode}, {number.name}: {STOPS} stops ({writing} while a checkpoint was written), slowest {slowest:.1f} s")
+
+
+def test_a_soak_with_an_actor_killed_every_20_to_60_seconds(local_ray, tmp_path):
+    config = long_run(tmp_path / "run", "overlap", 1, SOAK_STEPS)
+    over, kills, rng = threading.Event(), [], random.Random(0)
+    driver = []
+
+    def kill_now_and_then():
+        while not over.wait(rng.uniform(20, 60)):
+            role = rng.choice(sorted(TITLES))
+            for pid in pids(TITLES[role]):
+                os.kill(pid, signal.SIGKILL)
+                kills.append(role)
+
+    killer = threading.Thread(target=kill_now_and_then, daemon=True)
+    started = time.monotonic()
+    killer.start()
+    summary = train(config, on_row=lambda row: driver.append(psutil.Process().memory_info().rss / 1e9))
+    over.set()
+    killer.join()
+    rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in rows] == list(range(1, SOAK_STEPS + 1))
+    assert_same(outcome(tmp_path / "run"), oracle(config))
+    quarter = SOAK_STEPS // 4
+    growth = {}
+    for name in ("memory/generator_gb", "memory/reference_gb", "memory/learner_gb"):
+        values = [row[name] for row in rows]
+        growth[name] = statistics.median(values[-quarter:]) / statistics.median(values[quarter : 2 * quarter])
+    growth["driver"] = statistics.median(driver[-quarter:]) / statistics.median(driver[quarter : 2 * quarter])
+    assert all(ratio < 1.15 for ratio in growth.values()), growth
+    print(f"\nsoak: {time.monotonic() - started:.0f} s, {SOAK_STEPS} steps, {len(kills)} kills, {summary['restarts']} "
+          f"restarts; memory, last against second quarter: { {n: round(r, 3) for n, r in growth.items()} }")  # fmt: skip
