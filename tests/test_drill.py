@@ -151,5 +151,6 @@ def test_a_soak_with_an_actor_killed_every_20_to_60_seconds(local_ray, tmp_path)
         growth[name] = statistics.median(values[-quarter:]) / statistics.median(values[quarter : 2 * quarter])
     growth["driver"] = statistics.median(driver[-quarter:]) / statistics.median(driver[quarter : 2 * quarter])
     assert all(ratio < 1.15 for ratio in growth.values()), growth
-    print(f"\nsoak: {time.monotonic() - started:.0f} s, {SOAK_STEPS} steps, {len(kills)} kills, {summary['restarts']} "
-          f"restarts; memory, last against second quarter: { {n: round(r, 3) for n, r in growth.items()} }")  # fmt: skip
+    took = time.monotonic() - started
+    print(f"\nsoak: {took:.0f} s, {SOAK_STEPS} steps, {len(kills)} kills, {summary['restarts']} "
+          f"restarts; memory, last to second quarter: { {n: round(r, 3) for n, r in growth.items()} }")  # fmt: skip
