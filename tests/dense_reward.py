@@ -1,5 +1,7 @@
 """Rewards that an untrained model can earn: every group has signal from the first step on."""
 
+import os
+import time
 import zlib
 
 
@@ -9,5 +11,9 @@ def digits(prompts, completions, answer, **columns):
 
 
 def restless(prompts, completions, answer, **columns):
-    """A reward that no policy masters, so that every batch of a long run moves the weights."""
+    """A reward that no policy masters, so that every batch of a long run moves the weights.
+
+    DRILL_PACE_S seconds long: a run of half an hour need not keep two cores busy all the time.
+    """
+    time.sleep(float(os.environ.get("DRILL_PACE_S", "0")))
     return [zlib.crc32(f"{p}{c}".encode()) % 16 / 16 for p, c in zip(prompts, completions, strict=True)]

@@ -1,7 +1,7 @@
 """The exactness drill: dozens of SIGKILLs and SIGTERMs at random moments, and never a different bit. Minutes long.
 
 Each test prints what it did (pytest -m slow -s tests/test_drill.py). DRILL_KILLS, DRILL_STOPS: how many per test;
-DRILL_SOAK_STEPS: length of the soak, about 6000 for half an hour.
+DRILL_SOAK_STEPS: length of the soak; with DRILL_PACE_S=0.25 (seconds a batch takes at least) 3000 are half an hour.
 """
 
 import os
@@ -143,6 +143,7 @@ def test_a_soak_with_an_actor_killed_every_20_to_60_seconds(local_ray, tmp_path)
     killer.join()
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == list(range(1, SOAK_STEPS + 1))
+    os.environ["DRILL_PACE_S"] = "0"
     assert_same(outcome(tmp_path / "run"), oracle(config))
     quarter = SOAK_STEPS // 4
     growth = {}
