@@ -8,6 +8,7 @@ Fractions only place actors; each actor also caps its own memory at its share (s
 import dataclasses
 import math
 import os
+from collections.abc import Sequence
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
@@ -26,6 +27,12 @@ class Plan:
     num_generators: int
     threads: int
     needs_reference: bool
+
+    @property
+    def shares(self) -> list[float]:
+        """GPU share of each actor, in the order of starting: generators, reference if there is one, learner."""
+        reference = [self.reference_gpu] if self.needs_reference else []
+        return [*[self.generator_gpu] * self.num_generators, *reference, self.learner_gpu]
 
     @property
     def cores(self) -> int | None:
@@ -65,14 +72,13 @@ def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
         threads=resources.threads,
         needs_reference=needs_reference,
     )
-    shares = [plan.generator_gpu] * plan.num_generators + [plan.reference_gpu, plan.learner_gpu]
-    if not _fit(shares, gpus):
+    if fit(plan.shares, devices(gpus)) is None:
         wanted = (
             f"resources.generator_gpu = {plan.generator_gpu:g} ({plan.num_generators} of them), reference_gpu = "
             f"{plan.reference_gpu:g}, learner_gpu = {plan.learner_gpu:g}"
         )
         remedy = "lower the shares until each finds room on one GPU" if gpus else "set them to 0 or null"
-        raise ConfigError(f"{wanted}: {sum(shares):g} GPU in all, but there are {gpus:g}; {remedy}")
+        raise ConfigError(f"{wanted}: {sum(plan.shares):g} GPU in all, but there are {gpus:g}; {remedy}")
     return plan
 
 
@@ -81,12 +87,21 @@ def _ray_share(share: float) -> float:
     return max(math.floor(share * 10_000 + 1e-6) / 10_000, 0.0001) if share else 0.0
 
 
-def _fit(shares: list[float], gpus: float) -> bool:
-    """Whether every share finds room on a single GPU, each placed where it fits tightest, in the order of starting."""
-    free = [1.0] * int(gpus) + [gpus % 1]
+def devices(gpus: float) -> list[float]:
+    """Each GPU's free share on a machine that counts `gpus` of them."""
+    return [1.0] * int(gpus) + ([gpus % 1] if gpus % 1 else [])
+
+
+def fit(shares: Sequence[float], free: Sequence[float]) -> list[float] | None:
+    """What is left of each GPU once every share has found room on a single one; None if one finds none.
+
+    Each is placed where it fits tightest, in the order of starting.
+    """
+    left = list(free)
     for share in shares:
-        room = [i for i, left in enumerate(free) if left >= share - 1e-9]
-        if not room:
-            return False
-        free[min(room, key=free.__getitem__)] -= share
-    return True
+        room = [i for i, has in enumerate(left) if has >= share - 1e-9]
+        if share and not room:
+            return None
+        if share:
+            left[min(room, key=left.__getitem__)] -= share
+    return left

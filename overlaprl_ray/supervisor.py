@@ -10,9 +10,11 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import ray
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from overlaprl_ray.actors import GeneratorActor, LearnerActor, ReferenceActor
 from overlaprl_ray.config import ExperimentConfig
@@ -52,15 +54,19 @@ class Actors:
 
     def start(self) -> None:
         """Start them all and wait until each has loaded its model. Raises `RunError`; then none is left."""
-        count = self.plan.num_generators
-        roles = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
         try:
-            for role in [*roles, *(["reference"] if self.plan.needs_reference else []), "learner"]:
+            for role in self._roles():
                 self._handles[role] = self._launch(role)
             self._wait_ready(list(self._handles))
         except BaseException:
             self.stop()
             raise
+
+    def _roles(self) -> list[str]:
+        """In the order of `Plan.shares`."""
+        count = self.plan.num_generators
+        generators = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
+        return [*generators, *(["reference"] if self.plan.needs_reference else []), "learner"]
 
     def restart(self, role: str) -> None:
         """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
@@ -113,6 +119,7 @@ class Actors:
             more = ((index, self.plan.num_generators),)
         # no CPUs are asked for: three actors must fit two cores; threads are what bounds their use
         options = {"name": f"{self.run}/{role}", "num_gpus": gpu, "num_cpus": 0, "runtime_env": environment}
+        options |= own_bundle(self._roles().index(role), self.plan.shares)
         try:
             return ray.remote(kind).options(**options).remote(self.config, self._task, gpu, *more)
         except ValueError as error:  # Ray's word for a name that is taken
@@ -124,6 +131,19 @@ class Actors:
         for role, reply in replies.items():
             left = deadline - time.monotonic()
             fetch(reply, f"{self.run}/{role} to load its model", left, "resources.start_timeout_s")
+
+
+def own_bundle(place: int, shares: Sequence[float]) -> dict[str, Any]:
+    """Placement of an actor in its own bundle, where a sweep's trial has reserved one for each.
+
+    Left to itself Ray puts a small actor into a large one's bundle, and the large one waits forever.
+    """
+    group = ray.util.get_current_placement_group()
+    if group is None or len(group.bundle_specs) != len(shares):
+        return {}  # no group, or one of somebody else's making: Ray finds a place
+    if any(bundle.get("GPU", 0.0) < share for bundle, share in zip(group.bundle_specs, shares, strict=True)):
+        return {}
+    return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place)}
 
 
 def fetch(reference: Any, what: str, timeout_s: float, setting: str) -> Any:

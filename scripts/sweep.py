@@ -1,0 +1,26 @@
+"""Many runs from one YAML file to one table.
+
+python scripts/sweep.py tune_configs/smoke.yaml
+python scripts/sweep.py tune_configs/thresholds.yaml --dry-run
+python scripts/sweep.py tune_configs/rules.yaml --seeds 0 1 2 --grpo.num_steps 100 --tune.max_concurrent 2
+
+The same command again goes on with what is not finished; more seeds or values only add trials.
+"""
+
+from overlaprl_ray.cli import run_script
+from overlaprl_ray.sweep_cli import parse_sweep_command
+
+
+def main(argv: list[str]) -> None:
+    """Parse, then run or print the plan."""
+    sweep, folder, dry = parse_sweep_command(argv)
+    from rich.console import Console  # only now: a slip should not wait for torch and Ray
+
+    from overlaprl_ray.sweep_plan import dry_run
+    from overlaprl_ray.sweep_run import run_sweep
+
+    (dry_run if dry else run_sweep)(sweep, folder, Console(soft_wrap=True))
+
+
+if __name__ == "__main__":
+    run_script(main)
