@@ -22,6 +22,7 @@ from overlaprl_ray.models import load_tokenizer
 from overlaprl_ray.parts import build_learner, build_reference, build_sampler
 from overlaprl_ray.rollout import Rollout, Scores, Span, merge
 from overlaprl_ray.tasks import Task
+from overlaprl_ray.telemetry import Watched, during
 from overlaprl_ray.weights import Published, publish, received
 
 
@@ -34,10 +35,11 @@ def _take_device(threads: int, gpu: float) -> str:
     return "cpu"
 
 
-class GeneratorActor:
+class GeneratorActor(Watched):
     """Samples batches and evaluates, with the weights it is handed."""
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
+        super().__init__(config)
         self.sampler = build_sampler(config, task, _take_device(config.resources.threads, gpu), share)
         self.loaded_step = -1
 
@@ -45,10 +47,12 @@ class GeneratorActor:
         """Answers once the model is loaded."""
         return True
 
+    @during("generate")
     def generate(self, batch: int, weights_step: int, published: Published) -> Rollout:
         """This generator's share of a batch, with the weights after `weights_step`."""
         return self.sampler.rollout(batch, weights_step, self._load(weights_step, published))
 
+    @during("evaluate")
     def evaluate(self, step: int, published: Published) -> Evaluation:
         """Held-out accuracy of the policy after a step."""
         self._load(step, published)
@@ -64,25 +68,28 @@ class GeneratorActor:
         return started, time.time()
 
 
-class ReferenceActor:
+class ReferenceActor(Watched):
     """Scores rollouts under the frozen reference model."""
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+        super().__init__(config)
         self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu))
 
     def ready(self) -> bool:
         """Answers once the model is loaded."""
         return True
 
+    @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
         """Reference logprobs of a batch; `after` only makes the call wait until that step is done."""
         return self.reference.score(merge(shares))
 
 
-class LearnerActor:
+class LearnerActor(Watched):
     """Judges rollouts, trains on them, publishes weights, writes checkpoints."""
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+        super().__init__(config)
         self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
         self.tokenizer = load_tokenizer(config.grpo.model_name)
         self.writer = CheckpointWriter(config, self.tokenizer)
@@ -92,10 +99,12 @@ class LearnerActor:
         """Answers once the model is loaded."""
         return True
 
+    @during("publish")
     def publish(self) -> Published:
         """The weights as they are now."""
         return publish(self.learner.version, self.learner.weights())
 
+    @during("train")
     def step(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
         """One training step; its numbers and the weights after it, as two objects. Every batch once, in order."""
         rollout = merge(shares)
@@ -105,10 +114,12 @@ class LearnerActor:
         self.finished = rollout.batch
         return result, self.publish()
 
+    @during("save")
     def begin_checkpoint(self, run: str) -> None:
         """Copy the state after the step just done; it is written beside the steps that follow."""
         self.writer.begin(Path(run), self.finished, self.learner)
 
+    @during("save")
     def complete_checkpoint(self, run: str, step: int, generators: int, *shares: Rollout) -> int:
         """Add the rollouts of the batches after it (`generators` shares each); returns the step."""
         batches = [shares[i : i + generators] for i in range(0, len(shares), generators)]
@@ -122,6 +133,7 @@ class LearnerActor:
         shares = [share for batch in load_rollouts(Path(checkpoint)) for share in batch]
         return [self.publish(), *shares] if shares else self.publish()
 
+    @during("save")
     def save(self, folder: str) -> None:
         """Policy (float32 masters where there are some) and tokenizer as a Hugging Face folder, whole or not there."""
         scratch = f"{folder}.part"

@@ -246,6 +246,9 @@ class OutputConfig(Group):
     keep_checkpoints: Count = Field(2, description="newest checkpoints kept, >= 1, besides the best by accuracy")
     completions_every: Whole = Field(10, description="steps between samples in completions.jsonl; 0 = none")
     save_final: bool = Field(True, description="save the trained model and tokenizer to final/")
+    tensorboard: bool = Field(True, description="write TensorBoard events into the run's folder")
+    wandb: str | None = Field(None, description="Weights & Biases project to log to (extra `wandb`); null = none")
+    actor_logs: bool = Field(False, description="show what actors print, each line with its actor's name before it")
 
 
 class ExperimentConfig(Group):

@@ -87,6 +87,12 @@ class Pipeline:
         """The object behind a reference, within `pipeline.timeout_s`."""
         return fetch(reference, what, self.config.pipeline.timeout_s, "pipeline.timeout_s")
 
+    def waiting(self) -> int:
+        """Rollouts that exist and are not trained on yet, the one in training too."""
+        shares = [share for ticket in self.queue for share in ticket.shares]
+        ready = set(ray.wait(shares, num_returns=len(shares), timeout=0, fetch_local=False)[0] if shares else [])
+        return sum(ready.issuperset(ticket.shares) for ticket in self.queue)
+
     # ---- submitting ----
 
     def _may_submit(self) -> bool:

@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.inputs import check_inputs, check_writable
+from overlaprl_ray.loggers import check_loggers
 from overlaprl_ray.models import check_model, context_window, eos_ids, load_tokenizer
 from overlaprl_ray.resources import Plan, plan_resources
 from overlaprl_ray.sampler import encode
@@ -30,6 +31,7 @@ class Preflight:
 def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
     """Check output, models' files, task, rewards, resources and models, cheapest first. Raises `ConfigError`."""
     task = check_inputs(config, resuming)
+    check_loggers(config)
     plan = plan_resources(config, available_gpus())
     if TINY in (config.grpo.model_name, config.model.reference):
         check_writable("OVERLAPRL_CACHE", cache_folder())

@@ -8,6 +8,7 @@ import contextlib
 import json
 import logging
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,7 +24,9 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.files import locked
 from overlaprl_ray.identity import differences
+from overlaprl_ray.loggers import RunLoggers
 from overlaprl_ray.metrics import Evaluation, StepResult
+from overlaprl_ray.monitor import greeting, provision
 from overlaprl_ray.notices import floor_notice
 from overlaprl_ray.pipeline import Pipeline
 from overlaprl_ray.preflight import Preflight, preflight
@@ -52,16 +55,22 @@ def train(
     if resuming and (done := finished_summary(folder, config)):
         return {**done, "folder": str(folder)}
     ready = preflight(config, resuming)
+    config = config.model_copy(update={"output": config.output.model_copy(update={"dir": str(folder)})})
     console = console or Console(soft_wrap=True)
-    with stoppable(), locked(folder), ray_running(), Progress(config.grpo.num_steps, console) as progress:
+    progress = Progress(config.grpo.num_steps, console)
+    with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         start = newest_checkpoint(folder, config, progress.say) if resuming else None
         if resuming:
             clear_scratch(folder)
             progress.say(f"going on after step {start.step if start else 0}")
         progress.say(f"run: {folder}")
+        if context is not None and (line := greeting(context)):
+            progress.say(line)
         progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
         try:
             with _actors(config, ready, folder.name, progress) as actors:
+                if context is not None:
+                    provision(Path(context.address_info["session_dir"]))
                 resume_from = (start.step if start else 0) if resuming else None
                 recorder = Recorder(folder, config, ready.plan.cores, resume_from)
                 summary = _run(config, actors, recorder, start, progress, on_row)
@@ -118,9 +127,12 @@ def _run(
     progress: Progress,
     on_row: OnRow | None,
 ) -> dict[str, Any]:
+    loggers = RunLoggers(config, recorder.folder, recorder.rows[-1] if recorder.rows else None)
+
     def on_step(result: StepResult) -> None:
         row = recorder.step(result)
         progress.step(row)
+        loggers.step(row, result.cells, pipeline.waiting())
         if result.step == 1 and result.floor is not None and (warning := floor_notice(config, result.floor)):
             progress.say(warning)
         if result.fault:
@@ -131,6 +143,7 @@ def _run(
     def on_evaluation(done: Evaluation) -> None:
         recorder.evaluation(done)
         progress.evaluation(done)
+        loggers.evaluation(done)
 
     pipeline = Pipeline(config, actors, recorder.folder, on_step, on_evaluation, start)
     pipeline.accuracies = {e.step: e.accuracy for e in recorder.evaluations}
@@ -143,6 +156,7 @@ def _run(
         status = "interrupted"
         raise
     finally:
+        loggers.close()
         if status != "done":
             with contextlib.suppress(RunError):  # a full disk must not hide what went wrong before it
                 recorder.summary(status)
@@ -150,17 +164,22 @@ def _run(
 
 
 @contextmanager
-def ray_running() -> Iterator[None]:
-    """Ray for the time of a block: the one that runs already (or RAY_ADDRESS names), else a local one of our own."""
+def ray_running(actor_logs: bool = False) -> Iterator[Any]:
+    """Ray for the time of a block: the one that runs already (or RAY_ADDRESS names), else a local one of our own.
+
+    Gives what `ray.init` returns, or None where Ray was there before.
+    """
     if ray.is_initialized():
-        yield
+        yield None
         return
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a dead actor's calls: recovery submits them again
-    ray.init(log_to_driver=False, logging_level=logging.ERROR)
+    if not sys.stdout.isatty():
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")  # no control codes in a log
+    context = ray.init(log_to_driver=actor_logs, logging_level=logging.ERROR)
     try:
         with stoppable():  # once more, for Ray sets a handler of its own
-            yield
+            yield context
     finally:
         ray.shutdown()
 

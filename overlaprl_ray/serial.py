@@ -12,7 +12,8 @@ from typing import Any
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.files import locked
-from overlaprl_ray.metrics import StepResult
+from overlaprl_ray.loggers import RunLoggers
+from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.preflight import preflight
 from overlaprl_ray.recorder import Recorder
 from overlaprl_ray.replay import replay
@@ -36,14 +37,22 @@ def train_serially(config: ExperimentConfig, on_row: Callable[[dict[str, Any]], 
         recorder = Recorder(folder, config, plan.cores, resume_from=0 if again else None)
         status = "failed"
 
+        loggers = RunLoggers(config, folder)
+
         def on_step(result: StepResult) -> None:
             row = recorder.step(result)
+            loggers.step(row, result.cells)
             if on_row:
                 on_row({**row, "eval/accuracy": recorder.evaluations[-1].accuracy})
 
+        def on_evaluation(done: Evaluation) -> None:
+            recorder.evaluation(done)
+            loggers.evaluation(done)
+
         try:
-            replay(config, on_step, recorder.evaluation)
+            replay(config, on_step, on_evaluation)
             status = "done"
         finally:
+            loggers.close()
             summary = recorder.summary(status)
     return {**summary, "folder": str(folder)}

@@ -15,6 +15,7 @@ from overlaprl_ray.inputs import check_inputs
 def options(parser: argparse.ArgumentParser) -> None:
     """This script's own."""
     parser.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder, exactly")
+    parser.add_argument("--quiet", action="store_true", help="print the run's folder at its end, and nothing else")
 
 
 def main(argv: list[str]) -> None:
@@ -24,10 +25,14 @@ def main(argv: list[str]) -> None:
     )
     resume = args.resume is not None
     check_inputs(config, resume)
-    from overlaprl_ray.run import dry_run, train  # only now: a slip should not wait for torch and Ray
+    from rich.console import Console  # only now: a slip should not wait for torch and Ray
+
+    from overlaprl_ray.run import dry_run, train
 
     if args.dry_run:
         dry_run(config, resuming=resume)
+    elif args.quiet:
+        print(train(config, Console(quiet=True), resume=resume)["folder"])
     else:
         train(config, resume=resume)
 
