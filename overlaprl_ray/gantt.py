@@ -9,9 +9,12 @@ Only a few steps fit a picture that explains itself; the whole run is in the tra
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlaprl_ray.timeline import LANES, Span, Timeline
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 WINDOW = 12  # steps in a picture: few enough to follow one batch by eye
 
@@ -33,14 +36,14 @@ def draw_gantt(
     path: str | Path, timeline: Timeline, first_step: int | None = None, last_step: int | None = None
 ) -> None:
     """Draw a window of steps (default: the first dozen after warm-up) as a PNG. Raises `ValueError` without steps."""
-    _draw(path, {"": timeline}, first_step, last_step)
+    figure_of({"": timeline}, first_step, last_step).savefig(path)
 
 
 def draw_gantts(
     path: str | Path, timelines: Mapping[str, Timeline], first_step: int | None = None, last_step: int | None = None
 ) -> None:
     """Draw several runs under one another, the same steps on the same time scale, so that the shorter one shows."""
-    _draw(path, timelines, first_step, last_step)
+    figure_of(timelines, first_step, last_step).savefig(path)
 
 
 def window(timeline: Timeline, first_step: int | None = None, last_step: int | None = None) -> tuple[int, int, Span]:
@@ -59,7 +62,10 @@ def window(timeline: Timeline, first_step: int | None = None, last_step: int | N
     return begin, end, (start, steps[end - 1].spans["train"][1])
 
 
-def _draw(path: str | Path, timelines: Mapping[str, Timeline], first_step: int | None, last_step: int | None) -> None:
+def figure_of(
+    timelines: Mapping[str, Timeline], first_step: int | None = None, last_step: int | None = None
+) -> "Figure":
+    """The picture itself; a single timeline may have the empty name, and then keeps its own clock."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure  # no pyplot: it keeps state that threads would share
 
@@ -84,7 +90,7 @@ def _draw(path: str | Path, timelines: Mapping[str, Timeline], first_step: int |
             axes.spines["bottom"].set_visible(False)
     axes.set_xlabel("seconds since the run started" if len(timelines) == 1 else "seconds, from the same step on")
     _legend(figure, timelines, windows)
-    figure.savefig(path)
+    return figure
 
 
 def _lanes(timeline: Timeline) -> list[str]:

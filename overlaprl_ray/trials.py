@@ -1,0 +1,185 @@
+"""One row per trial: a run folder's settings as dotted columns, its summary, and which settings tell trials apart.
+
+row = trial_row(Path("runs/x"), problems=[]); row["grpo.lr"], row["accuracy_final"]
+varying(trials)        # ["pipeline.mode", "pipeline.lag"]
+labels(trials)         # "mode sync, lag 8" for each trial
+"""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.identity import NO_PART
+
+GROUPS = tuple(ExperimentConfig.model_fields)  # the first part of a setting's dotted name
+FILES = ("config.yaml", "metrics.jsonl", "summary.json", "error.txt")  # any of them makes a folder a trial
+MODES = ("sync", "async", "staleness", "overlap")
+JUDGING = ("staleness", "overlap")  # modes with a staleness rule
+NO_EFFECT = "-"
+_OF_KL = ("kl_fresh", "kl_stale", "min_weight", "threshold_unit", "granularity", "apply_to")
+_OF_OTHERS = {"max_lag": "version", "opsm_delta": "opsm", "m2po_tau": "m2po"}
+_YAML = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # five times as fast, and there are thousands
+
+
+def is_setting(column: str) -> bool:
+    """Whether a column of `trials` is a setting of the run's configuration."""
+    return column == "seed" or (column.partition(".")[0] in GROUPS and "." in column)
+
+
+def trial_row(folder: Path, problems: list[str]) -> dict[str, Any]:
+    """Settings, status, environment and summary of a run folder, finished or not; what cannot be read is said."""
+    config = _flat(read_mapping(folder / "config.yaml", problems))
+    if config and not {"pipeline.mode", "seed"} <= config.keys():
+        problems.append(f"{folder / 'config.yaml'}: no mode or no seed in it, cut short?; the run is counted nowhere")
+        config = {}
+    summary = read_mapping(folder / "summary.json", problems)
+    error = _text(folder / "error.txt")
+    status = str(summary.get("status") or "running")
+    if error is not None and status != "done":
+        status = "error"
+    row = {"trial": folder.name, "status": status, "error": error, **config}
+    row.pop("output.dir", None)
+    row |= _effective(row)
+    return row | _environment(read_mapping(folder / "environment.json", problems)) | _results(summary)
+
+
+def read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
+    """A YAML or JSON file's mapping; empty where there is no such file, or none that can be read."""
+    if not path.exists():
+        return {}
+    try:
+        text = path.read_text(encoding="utf-8")
+        found = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_YAML)
+    except (OSError, ValueError, yaml.YAMLError) as error:
+        problems.append(f"{path}: cannot be read ({' '.join(str(error).split())[:100]}); left out")
+        return {}
+    if not isinstance(found, dict):
+        problems.append(f"{path}: holds no mapping; left out")
+        return {}
+    return found
+
+
+def _text(path: Path) -> str | None:
+    return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) if path.exists() else None
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested mappings as dotted names; lists as JSON text, so that a column has one type and can be grouped by."""
+    out: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            out |= _flat(value, f"{prefix}{name}.")
+        else:
+            out[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
+    return out
+
+
+def _effective(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Mode, lag and rule as the run had them: `sync` is never ahead, `sync` and `async` never judge."""
+    mode = row.get("pipeline.mode")
+    return {
+        "mode": mode,
+        "lag": 0 if mode == "sync" else row.get("pipeline.lag"),
+        "rule": None if mode is None else row.get("staleness.rule") if mode in JUDGING else "none",
+    }
+
+
+def _environment(found: Mapping[str, Any]) -> dict[str, Any]:
+    versions = found.get("versions") or {}
+    about = {"commit": found.get("git_commit"), "cpu": found.get("cpu"), "cpus": found.get("cpus")}
+    about |= {"gpus": ", ".join(found.get("gpus") or []), "torch": versions.get("torch"), "ray": versions.get("ray")}
+    return {f"environment.{name}": value for name, value in about.items()} if found else {}
+
+
+def _results(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """A summary's numbers; what the configuration says already, and tables, are left out."""
+    known = {"status", "mode", "lag", "rule", "seed"}
+    flat = _flat({name: value for name, value in summary.items() if name not in known})
+    return {name: value for name, value in flat.items() if not isinstance(value, str)}
+
+
+def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """Trial rows as a table: settings first, in the order of the configuration, then results."""
+    table = pd.DataFrame(rows)
+    head = ["trial", "source", "folder", "status", "error"]
+    settings = [name for name in table.columns if is_setting(name)]
+    rest = [name for name in table.columns if name not in head and not is_setting(name)]
+    return table.reindex(columns=[*head, *settings, *rest])
+
+
+# ---- settings that tell trials apart ----
+
+
+def effective(trials: pd.DataFrame) -> pd.DataFrame:
+    """The settings that can change a number of a run, without the seed; "-" where one has no effect in that trial.
+
+    `sync` is never ahead, so its lag is "-"; a rule's thresholds are "-" under every other rule and without one.
+    """
+    names = [name for name in trials.columns if is_setting(name) and name != "seed" and not name.startswith(NO_PART)]
+    out = trials[names].astype(object)
+    if "pipeline.lag" in out:
+        out.loc[trials["mode"] == "sync", "pipeline.lag"] = NO_EFFECT
+    for leaf, rule in {**dict.fromkeys(_OF_KL, "kl"), **_OF_OTHERS}.items():
+        if f"staleness.{leaf}" in out:
+            out.loc[trials["rule"] != rule, f"staleness.{leaf}"] = NO_EFFECT
+    if "staleness.rule" in out:
+        out.loc[~trials["mode"].isin(JUDGING), "staleness.rule"] = NO_EFFECT
+    return out
+
+
+def varying(trials: pd.DataFrame) -> list[str]:
+    """Settings that differ between trials in which they have an effect, in the order of the configuration.
+
+    The seed is left out, and what changes no number of a run, as its folder. A trial whose configuration could not be
+    read has no settings and is left out.
+    """
+    settings = effective(trials[trials["mode"].notna()])
+    return [name for name in settings if settings[name][settings[name].ne(NO_EFFECT)].nunique(dropna=False) > 1]
+
+
+def labels(trials: pd.DataFrame, names: list[str] | None = None) -> pd.Series:
+    """What each trial is called beside the others, by its varying settings: "mode async, lag 8"; one text each."""
+    names = varying(trials) if names is None else names
+    if not names:
+        return pd.Series("all runs", index=trials.index, dtype="str")
+    leaves = [name.rpartition(".")[2] for name in names]
+    short = [leaf if leaves.count(leaf) == 1 else name for leaf, name in zip(leaves, names, strict=True)]
+    rows = list(effective(trials).reindex(columns=names).itertuples(index=False, name=None))
+
+    def texts(show: Callable[[Any], str]) -> list[str]:
+        parts = [[f"{n} {show(v)}" for n, v in zip(short, row, strict=True) if v is not NO_EFFECT] for row in rows]
+        return [", ".join(part) or "all runs" for part in parts]
+
+    found = texts(shown)
+    if len(set(found)) < len({repr(row) for row in rows}):
+        found = texts(repr)  # numbers that differ beyond the digits that people are shown
+    return pd.Series(found, index=trials.index, dtype="str")
+
+
+def ordered(trials: pd.DataFrame) -> pd.DataFrame:
+    """Trials by their varying settings (modes as design has them, numbers by size) and seed."""
+    names = varying(trials)
+    settings = effective(trials)[names].assign(seed=trials["seed"])
+
+    def place(value: Any) -> tuple[int, float, str]:
+        if isinstance(value, str) and value in MODES:
+            return 0, MODES.index(value), ""
+        number = isinstance(value, (int, float)) and value == value
+        return (0, float(value), "") if number else (1, 0.0, str(value))
+
+    keys = [tuple(place(value) for value in row) for row in settings.itertuples(index=False, name=None)]
+    return trials.iloc[sorted(range(len(keys)), key=lambda index: keys[index])]
+
+
+def shown(value: Any) -> str:
+    """A setting's value as people write it."""
+    if value is None or value is pd.NA or value != value:
+        return "null"
+    if isinstance(value, float):
+        return f"{value:g}"
+    return str(value)

@@ -1,0 +1,40 @@
+"""Tables, figures and a page of runs or sweeps.
+
+python scripts/report.py runs/modes                                        # a sweep, a run, or a folder of either
+python scripts/report.py runs/rules --baseline rule=none,lag=1 --target 0.6
+python scripts/report.py runs/before runs/after --compare                  # the second against the first
+"""
+
+import shlex
+from pathlib import Path
+
+from overlaprl_ray.cli import run_script
+from overlaprl_ray.report_cli import parse_report_command
+
+
+def main(argv: list[str]) -> None:
+    """Parse, load, print the table, write the page, and say where it is."""
+    args = parse_report_command(argv)
+    from rich.console import Console  # only now: a slip should not wait for tables and figures
+
+    from overlaprl_ray.loading import load
+    from overlaprl_ray.report import write_comparison, write_report
+    from overlaprl_ray.results import notes, terminal_table
+
+    console = Console(soft_wrap=True)
+    command = f"python scripts/report.py {shlex.join(argv)}"
+    groups = [load(folder) for folder in args.folders] if args.compare else [load(*args.folders)]
+    out = Path(args.out) if args.out else Path(args.folders[0]) / "report"
+    for results in groups:
+        console.print(terminal_table(results, str(results.trials["source"].iloc[0]), args.target))
+        for note in notes(results, args.target):
+            console.print(f"- {note}", highlight=False, markup=False)
+    if args.compare:
+        page = write_comparison(*groups, out, command=command)
+    else:
+        page = write_report(*groups, out, baseline=args.baseline, target=args.target, command=command)
+    console.print(f"page: {page}\ntables: {page.parent / 'tables'}", highlight=False, markup=False)
+
+
+if __name__ == "__main__":
+    run_script(main)

@@ -1,0 +1,145 @@
+"""Budgets and targets against loops in plain Python, on random ragged tables."""
+
+import itertools
+import math
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from overlaprl_ray.budgets import area, common_budget, curves, retime, to_target, trailing_mean, values_at
+from overlaprl_ray.loading import Results
+
+COLUMN = {"steps": "step", "tokens": "tokens", "seconds": "wall_s"}
+
+
+def made(seed: int, trials: int = 4) -> Results:
+    """Random trials of different lengths, rows shuffled, some losses missing."""
+    rng = random.Random(seed)
+    history, evals = [], []
+    for number in range(trials):
+        steps, tokens, wall = rng.randint(1, 30), 0, 0.0
+        for step in range(1, steps + 1):
+            tokens, wall = tokens + rng.randint(1, 9), wall + rng.uniform(0.01, 1)
+            loss = None if rng.random() < 0.2 else rng.gauss(0, 1)
+            history.append({"trial": f"t{number}", "step": step, "wall_s": wall, "tokens": tokens,
+                            "reward": rng.random(), "loss": loss})  # fmt: skip
+        marks = sorted({0, steps, *(rng.randint(0, steps) for _ in range(3))})
+        evals += [{"trial": f"t{number}", "step": step, "accuracy": rng.random()} for step in marks]
+    rng.shuffle(history)
+    rng.shuffle(evals)
+    names = [f"t{number}" for number in range(trials)]
+    rng.shuffle(names)
+    about = pd.DataFrame({"trial": names, "status": "done", "mode": "sync", "lag": 0, "rule": "none", "seed": 0})
+    return Results(about, pd.DataFrame(history), pd.DataFrame(evals), pd.DataFrame(columns=["trial"]), [])
+
+
+def naive_curve(results: Results, trial: str, metric: str, budget: str) -> list[tuple[float, float]]:
+    """(spent, value) points by the definition."""
+    rows = sorted((r for r in results.history.to_dict("records") if r["trial"] == trial), key=lambda r: r["step"])
+    if metric == "accuracy":
+        spent = {0: 0.0, **{row["step"]: float(row[COLUMN[budget]]) for row in rows}}
+        evals = sorted((r for r in results.evals.to_dict("records") if r["trial"] == trial), key=lambda r: r["step"])
+        return [(spent[e["step"]], e["accuracy"]) for e in evals]
+    out = []
+    for index, row in enumerate(rows):
+        known = [r[metric] for r in rows[max(0, index - 9) : index + 1] if not math.isnan(r[metric])]
+        if known:
+            out.append((float(row[COLUMN[budget]]), sum(known) / len(known)))
+    return out
+
+
+def naive_value(curve: list[tuple[float, float]], at: float) -> float:
+    """Straight lines between points; the first value before the first point, none after the last."""
+    if at > curve[-1][0]:
+        return math.nan
+    if at <= curve[0][0]:
+        return curve[0][1]
+    for (x0, y0), (x1, y1) in itertools.pairwise(curve):
+        if x0 <= at <= x1:
+            return y0 if x1 == x0 else y0 + (y1 - y0) * (at - x0) / (x1 - x0)
+    return math.nan
+
+
+cases = given(st.integers(0, 10**6), st.sampled_from(["reward", "loss", "accuracy"]), st.sampled_from(list(COLUMN)))
+
+
+@settings(max_examples=40, deadline=None)
+@cases
+def test_curves_and_values(seed, metric, budget):
+    results = made(seed)
+    found = curves(results, metric, budget)
+    expected = {t: naive_curve(results, t, metric, budget) for t in results.trials["trial"]}
+    expected = {trial: curve for trial, curve in expected.items() if curve}
+    assert set(found) == set(expected)
+    for trial, curve in expected.items():
+        assert found[trial][0].tolist() == pytest.approx([x for x, _ in curve])
+        assert found[trial][1].tolist() == pytest.approx([y for _, y in curve])
+    least = min(curve[-1][0] for curve in expected.values())
+    assert common_budget(found) == pytest.approx(least)
+    for at in (None, 0.0, least / 2, least * 1.5):
+        values = values_at(results, metric, budget, at)
+        assert list(values.index) == list(results.trials["trial"])
+        for trial, curve in expected.items():
+            np.testing.assert_allclose(values[trial], naive_value(curve, least if at is None else at), rtol=1e-9)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 10**6), st.sampled_from(["reward", "accuracy"]), st.floats(0.3, 0.9))
+def test_to_target(seed, metric, target):
+    results = made(seed)
+    found = to_target(results, target, metric)
+    for trial in results.trials["trial"]:
+        for budget in COLUMN:
+            curve = naive_curve(results, trial, metric, budget)[9 if metric == "reward" else 0 :]
+            hits = [x for x, y in curve if y >= target]
+            np.testing.assert_allclose(found.loc[trial, budget], hits[0] if hits else math.nan)
+
+
+@settings(max_examples=40, deadline=None)
+@cases
+def test_area(seed, metric, budget):
+    results = made(seed)
+    expected = {t: naive_curve(results, t, metric, budget) for t in results.trials["trial"]}
+    at = 0.8 * min(curve[-1][0] for curve in expected.values() if curve)
+    found = area(results, metric, budget, at)
+    for trial, curve in expected.items():
+        if not curve or curve[0][0] >= at:
+            assert math.isnan(found[trial])
+            continue
+        points = [*(p for p in curve if p[0] < at), (at, naive_value(curve, at))]
+        pieces = [(x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(points)]
+        assert found[trial] == pytest.approx(sum(pieces) / (at - points[0][0]))
+
+
+def test_area_of_a_constant_is_the_constant():
+    results = made(3)
+    results.history["reward"] = 0.25
+    assert area(results, "reward", "seconds").dropna().tolist() == pytest.approx([0.25] * 4, abs=1e-12)
+
+
+def test_trailing_mean_starts_anew_in_each_group():
+    found = trailing_mean(np.array([1.0, 3.0, np.nan, 5.0, 7.0]), np.array([0, 0, 0, 1, 1]), window=2)
+    assert found.tolist() == [1.0, 2.0, 3.0, 5.0, 6.0]
+
+
+def test_unknown_names_are_said():
+    with pytest.raises(ValueError, match="metric = 'rewards'"):
+        curves(made(0), "rewards")
+    with pytest.raises(ValueError, match="budget = 'hours'"):
+        curves(made(0), "reward", "hours")
+
+
+def test_retime_replaces_the_clock():
+    results = made(1)
+    results.trials["steps"] = 30
+    found = retime(results, {"sync": 0.5})
+    assert found.history["wall_s"].tolist() == (found.history["step"] * 0.5).tolist()
+    assert found.trials["wall_s"].tolist() == [15.0] * 4
+    assert found.trials["steps_per_s"].tolist() == [2.0] * 4
+    assert not results.history["wall_s"].equals(found.history["wall_s"])
+    with pytest.raises(ValueError, match="no time for mode 'sync'"):
+        retime(results, {"async": 1.0})
