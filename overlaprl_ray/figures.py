@@ -177,7 +177,7 @@ def throughput(results: Results, metric: str = "reward") -> Figure:
     """Final reward (or accuracy) against tokens per second after warm-up, with intervals and the Pareto front."""
     column = {"reward": "reward_last_10", "accuracy": "accuracy_final"}[metric]
     done = results.done.trials
-    if done.empty or not {column, "steps_per_s", "tokens"} <= set(done.columns) or done[column].isna().all():
+    if done[[column, "steps_per_s", "tokens"]].dropna().empty:
         return note(f"No finished run has a final {metric} and a speed to draw.")
     names = labels(done, varying(results.trials))
     speed = done["steps_per_s"] * done["tokens"] / done["steps"]

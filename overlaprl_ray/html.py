@@ -7,6 +7,7 @@ import base64
 import io
 from collections.abc import Iterable
 from html import escape
+from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
@@ -92,18 +93,16 @@ def _cell(text: str) -> str:
     return f'<td class="long">{escape(text)}</td>' if len(text) > 32 else f"<td>{escape(text)}</td>"
 
 
-def picture(figure: Figure, caption: str) -> str:
-    """A figure as data within the page; one that only says why there is nothing to draw becomes text."""
+def picture(figure: Figure, caption: str, file: Path | None = None) -> str:
+    """A figure as data within the page, and as a PNG file; one that only says why there is nothing to draw is text."""
     if figure.get_label() == NOTE:
         return f"<figure><figcaption>{escape(caption)}: {escape(figure.texts[0].get_text())}</figcaption></figure>"
-    data = base64.b64encode(png(figure)).decode()
+    out = io.BytesIO()
+    figure.savefig(out, format="png")
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(out.getvalue())
+    data = base64.b64encode(out.getvalue()).decode()
     kind = ' class="broad" tabindex="0"' if figure.get_figwidth() > 9 else ""
     image = f'<img alt="{escape(caption)}" src="data:image/png;base64,{data}">'
     return f"<figure{kind}>{image}<figcaption>{escape(caption)}</figcaption></figure>"
-
-
-def png(figure: Figure) -> bytes:
-    """A figure's picture."""
-    out = io.BytesIO()
-    figure.savefig(out, format="png")
-    return out.getvalue()

@@ -98,20 +98,16 @@ def _table(texts: pd.DataFrame, caption: str, file: str) -> str:
 
 
 def _figures(results: Results, folder: Path) -> list[str]:
-    """The figures as blocks; each is also a file."""
-    folder.mkdir(parents=True, exist_ok=True)
+    """The figures as blocks, those that only say why they are none at the end; each is also a file."""
     clock = "left out, since the runs' clocks are not those of their modes."
     left_out = CLOCKED if never_overlapped(results) else ()
-    drawn = {
-        name: (caption, note(clock) if name in left_out else draw(results)) for name, (caption, draw) in FIGURES.items()
-    }
-    for name, (_, figure) in drawn.items():
-        if figure.get_label() != NOTE:
-            figure.savefig(folder / f"{name}.png")
-    notes_last = sorted(drawn.values(), key=lambda pair: pair[1].get_label() == NOTE)
-    narrow = [html.picture(figure, caption) for caption, figure in notes_last if figure.get_figwidth() <= 9]
-    broad = [html.picture(figure, caption) for caption, figure in notes_last if figure.get_figwidth() > 9]
-    return [html.heading("Figures"), f'<div class="pictures">{"".join(narrow)}</div>', *broad]
+    blocks: dict[str, list[str]] = {"narrow": [], "said": [], "broad": []}
+    for name, (caption, draw) in FIGURES.items():
+        figure = note(clock) if name in left_out else draw(results)
+        kind = "said" if figure.get_label() == NOTE else "broad" if figure.get_figwidth() > 9 else "narrow"
+        blocks[kind].append(html.picture(figure, caption, folder / f"{name}.png"))
+    pictures = f'<div class="pictures">{"".join(blocks["narrow"])}</div>'
+    return [html.heading("Figures"), pictures, *blocks["broad"], *blocks["said"]]
 
 
 def _runs(results: Results) -> tuple[pd.DataFrame, pd.DataFrame]:
@@ -124,8 +120,7 @@ def _runs(results: Results) -> tuple[pd.DataFrame, pd.DataFrame]:
         ("steps", "steps", 0), ("reward_last_10", "final reward", 3), ("accuracy_final", "final accuracy", 3),
         ("wall_s", "wall clock, s", 1),
     ):  # fmt: skip
-        if column in trials:
-            texts[name] = [number(value, digits) for value in trials[column]]
+        texts[name] = [number(value, digits) for value in trials[column]]
     if trials["error"].notna().any():
         texts["error"] = trials["error"].fillna("")
     return trials.drop(columns="folder", errors="ignore"), texts

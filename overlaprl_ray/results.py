@@ -29,7 +29,7 @@ DECISIONS = ("fresh", "stale", "discard")
 def default_target(results: Results) -> float | None:
     """The reward that is 90 % of the way from the mean start to the best setting's mean final one; None without any."""
     done = results.done
-    if done.trials.empty or "reward_last_10" not in done.trials:
+    if done.trials.empty:
         return None
     start = done.trials["reward_first_10"].mean()
     best = done.trials.groupby(labels(done.trials))["reward_last_10"].mean().max()
@@ -66,10 +66,9 @@ def summary_table(results: Results, target: float | None = None) -> pd.DataFrame
 def _by_seed(trials: pd.DataFrame, order: pd.Series, seconds: pd.Series | None) -> pd.DataFrame:
     """The finished runs' numbers by setting and seed, repeats averaged; a target never reached counts as infinity."""
     done = trials[trials["status"] == "done"]
-    table = done.reindex(columns=[*MEANS.values(), *COSTS]).astype("float64")
+    table = done[[*MEANS.values(), *COSTS]].astype("float64")
     for name in DECISIONS:
-        counts = done.get(f"decisions.{name}", pd.Series(math.nan, index=done.index))
-        table[name] = counts.astype("float64") / done["steps"].astype("float64")
+        table[name] = done[f"decisions.{name}"].astype("float64") / done["steps"].astype("float64")
     reached = math.nan if seconds is None else seconds.loc[done["trial"]].fillna(math.inf).to_numpy()
     table["seconds_to_target"] = reached
     return table.groupby([order.loc[done.index].rename("setting"), done["seed"]]).mean()
@@ -173,7 +172,7 @@ def notes(results: Results, target: float | None = None) -> list[str]:
 def never_overlapped(results: Results) -> int:
     """Finished runs that generated ahead, but nothing while something else went on: their clock is not their mode's."""
     done = results.done.trials
-    return int(((done["lag"] > 0) & (done["overlap_fraction"] == 0)).sum()) if "overlap_fraction" in done else 0
+    return int(((done["lag"] > 0) & (done["overlap_fraction"] == 0)).sum())
 
 
 def markdown(results: Results, title: str = "Results", target: float | None = None) -> str:

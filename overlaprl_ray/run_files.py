@@ -15,6 +15,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.json
 
+from overlaprl_ray.trials import NUMBERS as TRIAL_NUMBERS
 from overlaprl_ray.trials import frame, read_mapping, trial_row
 
 TRAITS = ("length", "reward", "difficulty", "lag")
@@ -23,7 +24,7 @@ DECISIONS = ("fresh", "stale", "discard")
 NUMBERS = {"metrics.jsonl": ["step", "wall_s", "tokens", "reward"], "eval.jsonl": ["step", "accuracy"]}  # must be there
 Count = tuple[str, str, str, int]  # trait, bin, decision, rows
 COLUMNS = {  # the least that each table has, with or without rows
-    "trials": ["trial", "source", "status", "error", "seed", "mode", "lag", "rule", "steps"],
+    "trials": ["trial", "source", "status", "error", "mode", "lag", "rule", *TRIAL_NUMBERS],
     "history": ["trial", *NUMBERS["metrics.jsonl"]],
     "evals": ["trial", *NUMBERS["eval.jsonl"]],
     "decisions": ["trial", "trait", "bin", "decision", "rows"],

@@ -26,10 +26,11 @@ from overlaprl_ray.placement import Machine, trial_bundles
 from overlaprl_ray.results import load, markdown, save, terminal_table
 from overlaprl_ray.run import ray_running
 from overlaprl_ray.search_space import Point
+from overlaprl_ray.signals import Stopped
 from overlaprl_ray.sweep import Plan, Sweep, TrialPlan, describe, make_trial, plan_trials
 from overlaprl_ray.sweep_progress import SweepProgress
 from overlaprl_ray.trainable import SETTINGS, close, is_finished, leave_error, tune_trainable
-from overlaprl_ray.tune_search import asha, optuna_search
+from overlaprl_ray.tune_search import asha, check_optuna, optuna_search
 
 SEARCH = "search"  # the name under which Tune keeps a search's state
 
@@ -48,7 +49,10 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console) -> None:
             with ray_running() as context:
                 if context is not None and (line := greeting(context)):
                     console.print(line, highlight=False, markup=False)
-                ended = _run(sweep, plan, folder, console)
+                try:
+                    ended = _run(sweep, plan, folder, console)
+                except Stopped:  # SIGTERM; SIGINT ends Tune's loop
+                    ended = 0
             finish(sweep, plan, folder, ended, console)
     except Timeout:
         raise ConfigError(f"--dir = '{folder}': another sweep is at work there; wait for it or give another") from None
@@ -57,6 +61,8 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console) -> None:
 def check_trials(sweep: Sweep, plan: Plan, folder: Path) -> None:
     """Data, rewards and models of every trial, before Ray starts. Raises `ConfigError` naming the trial."""
     check_writable(f"--dir = '{folder}'", folder)
+    if sweep.tune.search_algorithm == "optuna":
+        check_optuna()
     trials = plan.trials or [make_trial(sweep, Point({}), folder)]
     seen: set[str] = set()
     for trial in trials:
@@ -100,7 +106,7 @@ def _run(sweep: Sweep, plan: Plan, folder: Path, console: Console) -> int:
     machine = Machine.present()
     possible, refused = split_by_resources(sweep, plan, machine)
     for trial in plan.trials:
-        if trial.name in refused:
+        if trial.name in refused and not is_finished(trial.folder):
             leave_error(trial, refused[trial.name])
             console.print(f"refused {trial.name}: {refused[trial.name]}", highlight=False, markup=False)
     left = possible if sweep.searches else [trial for trial in possible if not is_finished(trial.folder)]
@@ -180,4 +186,5 @@ def finish(sweep: Sweep, plan: Plan, folder: Path, ended: int, console: Console)
     total = len(plan.trials) or sweep.tune.samples
     left = total - (ended if sweep.searches else sum(is_finished(trial.folder) for trial in plan.trials))
     if left:
-        raise RunError(f"{left} of {total} trials are not finished; the same command goes on with them")
+        lost = " (their folders are not here: do all nodes share --dir?)" if ended and not folders else ""
+        raise RunError(f"{left} of {total} trials are not finished{lost}; the same command goes on with them")

@@ -6,6 +6,7 @@ labels(trials)         # "mode sync, lag 8" for each trial
 """
 
 import json
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,10 @@ FILES = ("config.yaml", "metrics.jsonl", "summary.json", "error.txt")  # any of 
 MODES = ("sync", "async", "staleness", "overlap")
 JUDGING = ("staleness", "overlap")  # modes with a staleness rule
 NO_EFFECT = "-"
+NUMBERS = (  # columns that a table of trials has, whether or not a run got there
+    "seed", "steps", "tokens", "wall_s", "steps_per_s", "reward_first_10", "reward_last_10", "accuracy_start",
+    "accuracy_final", "accuracy_best", "decisions.fresh", "decisions.stale", "decisions.discard", "overlap_fraction",
+)  # fmt: skip
 _OF_KL = ("kl_fresh", "kl_stale", "min_weight", "threshold_unit", "granularity", "apply_to")
 _OF_OTHERS = {"max_lag": "version", "opsm_delta": "opsm", "m2po_tau": "m2po"}
 _YAML = yaml.CSafeLoader if yaml.__with_libyaml__ else yaml.SafeLoader  # five times as fast, and there are thousands
@@ -104,8 +109,9 @@ def _results(summary: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
-    """Trial rows as a table: settings first, in the order of the configuration, then results."""
+    """Trial rows as a table: settings first, in the order of the configuration, then results; `NUMBERS` always."""
     table = pd.DataFrame(rows)
+    table = table.assign(**{name: math.nan for name in NUMBERS if name not in table})
     head = ["trial", "source", "folder", "status", "error"]
     settings = [name for name in table.columns if is_setting(name)]
     rest = [name for name in table.columns if name not in head and not is_setting(name)]

@@ -7,6 +7,8 @@ python scripts/sweep.py tune_configs/rules.yaml --seeds 0 1 2 --grpo.num_steps 1
 The same command again goes on with what is not finished; more seeds or values only add trials.
 """
 
+import sys
+
 from overlaprl_ray.cli import run_script
 from overlaprl_ray.sweep_cli import parse_sweep_command
 
@@ -19,7 +21,8 @@ def main(argv: list[str]) -> None:
     from overlaprl_ray.sweep_plan import dry_run
     from overlaprl_ray.sweep_run import run_sweep
 
-    (dry_run if dry else run_sweep)(sweep, folder, Console(soft_wrap=True))
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)  # a log file holds whole tables
+    (dry_run if dry else run_sweep)(sweep, folder, console)
 
 
 if __name__ == "__main__":

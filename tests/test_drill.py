@@ -104,7 +104,7 @@ def stop(process, folder, number, row, at_checkpoint, log):
 
 
 @pytest.mark.parametrize(("mode", "lag"), MODES)
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_driver_stopped_at_random_moments(tmp_path, mode, lag, number):
     rng, folder, log = random.Random(mode), tmp_path / "run", tmp_path / "log"
     config = long_run(folder, mode, lag, steps=60 * (STOPS + 1))

@@ -34,7 +34,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def call(*arguments: object, expected: int = 0, **more: str) -> str:
-    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(**more), timeout=590)
+    done = subprocess.run(command(*arguments), capture_output=True, text=True, env=environment(**more), timeout=1500)
     assert done.returncode == expected, done.stdout + done.stderr
     return done.stdout + done.stderr
 
@@ -92,7 +92,7 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_the_smoke_sweep(tmp_path):
     """From nothing: the built-in model is made here too."""
     out = call(ROOT / "tune_configs" / "smoke.yaml", "--dir", tmp_path / "s", OVERLAPRL_CACHE=str(tmp_path / "cache"))
@@ -109,7 +109,7 @@ def test_the_smoke_sweep(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_trial_is_the_run_of_the_training_script(tmp_path):
     """`scripts/train.py --config` on a trial's own file, another process and another Ray: the same, bit for bit."""
     out = call(ROOT / "tune_configs" / "smoke.yaml", "--dir", tmp_path / "s", "--grpo.num_steps", 12,
@@ -117,7 +117,7 @@ def test_a_trial_is_the_run_of_the_training_script(tmp_path):
     assert "[1/1] finished" in out
     trial = next((tmp_path / "s" / "trials").iterdir())
     script = [sys.executable, str(ROOT / "scripts" / "train.py"), "--config", str(trial / "config.yaml")]
-    subprocess.run([*script, "--output.dir", str(tmp_path / "alone")], check=True, env=environment(), timeout=590)
+    subprocess.run([*script, "--output.dir", str(tmp_path / "alone")], check=True, env=environment(), timeout=1500)
     same_rows(trial, tmp_path / "alone")
 
 
@@ -133,10 +133,10 @@ def slow_digits(prompts, completions, answer, **columns):
 def slow_sweep(folder: Path) -> Path:
     base = {**BASE, "resources": {}}
     base = merged(base, task={"rewards": ["test_sweep_script:slow_digits"]}, pipeline={"mode": "sync"},
-                  grpo={"num_steps": 24}, output={"checkpoint_every": 3})  # fmt: skip
+                  grpo={"num_steps": 15}, output={"checkpoint_every": 3})  # fmt: skip
     path = folder / "slow.yaml"
     tune = {"max_concurrent": 2}
-    path.write_text(yaml.safe_dump({"base": base, "search": {"seed": {"grid": [0, 1, 2, 3]}}, "tune": tune}))
+    path.write_text(yaml.safe_dump({"base": base, "search": {"seed": {"grid": [0, 1, 2]}}, "tune": tune}))
     return path
 
 
@@ -164,7 +164,7 @@ def tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_a_sweep_killed_in_its_middle_is_completed_by_the_same_command(tmp_path):
     path, folder = slow_sweep(tmp_path), tmp_path / "s"
     with (tmp_path / "first.log").open("w") as log:
@@ -176,7 +176,7 @@ def test_a_sweep_killed_in_its_middle_is_completed_by_the_same_command(tmp_path)
         under_way = [trial for trial in trials if trial not in done and list(trial.glob("checkpoints/step-*"))]
         return done, under_way
 
-    deadline = time.monotonic() + 500
+    deadline = time.monotonic() + 1500
     while not all(state()) and time.monotonic() < deadline:
         assert first.poll() is None, (tmp_path / "first.log").read_text()
         time.sleep(0.1)
@@ -190,7 +190,7 @@ def test_a_sweep_killed_in_its_middle_is_completed_by_the_same_command(tmp_path)
 
     out = call(path, "--dir", folder)
     assert f"{len(done)} finished before" in out
-    assert out.count("] started ") == 4 - len(done)
+    assert out.count("] started ") == 3 - len(done)
     assert {file: file.stat().st_mtime_ns for file in before} == before
     for trial in under_way:
         log = (folder / "logs" / f"{trial.name}.log").read_text()
@@ -200,7 +200,7 @@ def test_a_sweep_killed_in_its_middle_is_completed_by_the_same_command(tmp_path)
     call(path, "--dir", tmp_path / "undisturbed")
     trials, history = tables(folder)
     other_trials, other_history = tables(tmp_path / "undisturbed")
-    assert history.groupby("trial")["step"].apply(list).tolist() == 4 * [list(range(1, 25))]
+    assert history.groupby("trial")["step"].apply(list).tolist() == 3 * [list(range(1, 16))]
     pd.testing.assert_frame_equal(history, other_history)
     pd.testing.assert_frame_equal(trials, other_trials)
     for trial in (folder / "trials").iterdir():
@@ -208,19 +208,21 @@ def test_a_sweep_killed_in_its_middle_is_completed_by_the_same_command(tmp_path)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_an_interrupted_sweep_says_how_to_go_on(tmp_path):
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_sweep_says_how_to_go_on(tmp_path, number):
     path, folder = slow_sweep(tmp_path), tmp_path / "s"
     running = subprocess.Popen(
         command(path, "--dir", folder), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment()
     )
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + 1000
     while not list(folder.glob("trials/*/checkpoints/step-3")) and time.monotonic() < deadline:
         time.sleep(0.1)
-    running.send_signal(signal.SIGINT)
-    out, _ = running.communicate(timeout=200)
+    running.send_signal(number)
+    out, _ = running.communicate(timeout=600)
     assert running.returncode == 1
     assert "trials are not finished; the same command goes on with them" in out
+    assert "Traceback" not in out
     trials = trials_of(folder)
     assert set(trials["status"]) <= {"interrupted", "done", "running"}
     assert "interrupted" in set(trials["status"])
@@ -243,7 +245,7 @@ print(json.dumps(best))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(3600)
 def test_two_nodes_give_the_tables_of_one(tmp_path):
     """A trial's three actors share one node's (simulated) GPU; two trials run on two nodes; the same tables."""
     from ray.cluster_utils import Cluster
