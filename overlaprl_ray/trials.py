@@ -149,7 +149,10 @@ def varying(trials: pd.DataFrame) -> list[str]:
 
 
 def labels(trials: pd.DataFrame, names: list[str] | None = None) -> pd.Series:
-    """What each trial is called beside the others, by its varying settings: "mode async, lag 8"; one text each."""
+    """What each trial is called beside the others, by its varying settings: "mode async, lag 8"; one text each.
+
+    Numbers have six digits, or all they have where settings differ beyond those.
+    """
     names = varying(trials) if names is None else names
     if not names:
         return pd.Series("all runs", index=trials.index, dtype="str")
@@ -162,8 +165,8 @@ def labels(trials: pd.DataFrame, names: list[str] | None = None) -> pd.Series:
         return [", ".join(part) or "all runs" for part in parts]
 
     found = texts(shown)
-    if len(set(found)) < len({repr(row) for row in rows}):
-        found = texts(repr)  # numbers that differ beyond the digits that people are shown
+    if len(set(found)) < len({tuple(None if missing(v) else v for v in row) for row in rows}):
+        found = texts(lambda value: repr(value) if isinstance(value, float) and not missing(value) else shown(value))
     return pd.Series(found, index=trials.index, dtype="str")
 
 
@@ -182,9 +185,14 @@ def ordered(trials: pd.DataFrame) -> pd.DataFrame:
     return trials.iloc[sorted(range(len(keys)), key=lambda index: keys[index])]
 
 
+def missing(value: Any) -> bool:
+    """Whether a setting is null, which tables hold as None or NaN."""
+    return value is None or value is pd.NA or value != value
+
+
 def shown(value: Any) -> str:
     """A setting's value as people write it."""
-    if value is None or value is pd.NA or value != value:
+    if missing(value):
         return "null"
     if isinstance(value, float):
         return f"{value:g}"
