@@ -195,7 +195,8 @@ def terminal_table(results: Results, title: str = "Results", target: float | Non
     table = Table(title=title, title_justify="left", box=None, padding=(0, 1, 0, 0), header_style="bold")
     settings = list(texts.columns)[: list(texts.columns).index("seeds")] if len(texts) else []
     for column in texts.columns:
-        table.add_column(column, justify="left" if column in settings else "right", no_wrap=column in settings)
+        head = column.replace("/", "/ ") if "discard" in column else column  # where it may be broken
+        table.add_column(head, justify="left" if column in settings else "right", no_wrap=column in settings)
     for row in texts.itertuples(index=False, name=None):
         table.add_row(*row)
     return table

@@ -17,6 +17,7 @@ def main(argv: list[str]) -> None:
     args = parse_report_command(argv)
     from rich.console import Console  # only now: a slip should not wait for tables and figures
 
+    from overlaprl_ray.comparison import find_setting
     from overlaprl_ray.loading import load
     from overlaprl_ray.report import write_comparison, write_report
     from overlaprl_ray.results import notes, terminal_table
@@ -24,6 +25,7 @@ def main(argv: list[str]) -> None:
     console = Console(soft_wrap=True)
     command = f"python scripts/report.py {shlex.join(argv)}"
     groups = [load(folder) for folder in args.folders] if args.compare else [load(*args.folders)]
+    baseline = find_setting(groups[0], args.baseline) if args.baseline else None
     out = Path(args.out) if args.out else Path(args.folders[0]) / "report"
     for results in groups:
         console.print(terminal_table(results, str(results.trials["source"].iloc[0]), args.target))
@@ -32,7 +34,7 @@ def main(argv: list[str]) -> None:
     if args.compare:
         page = write_comparison(*groups, out, command=command)
     else:
-        page = write_report(*groups, out, baseline=args.baseline, target=args.target, command=command)
+        page = write_report(*groups, out, baseline=baseline, target=args.target, command=command)
     console.print(f"page: {page}\ntables: {page.parent / 'tables'}", highlight=False, markup=False)
 
 
