@@ -22,7 +22,7 @@ from rich.console import Console
 from overlaprl_ray.checkpoint import Checkpoint, clear_scratch, newest_checkpoint
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.files import locked
+from overlaprl_ray.files import locked, writing
 from overlaprl_ray.identity import differences
 from overlaprl_ray.loggers import RunLoggers
 from overlaprl_ray.metrics import Evaluation, StepResult
@@ -75,8 +75,10 @@ def train(
                 recorder = Recorder(folder, config, ready.plan.cores, resume_from)
                 summary = _run(config, actors, recorder, start, progress, on_row)
         except Stopped as signal:
+            clear_scratch(folder)
             raise RunError(f"stopped by {signal}{_how_to_resume(folder)}") from None
         except RunError as error:
+            clear_scratch(folder)
             raise RunError(f"{error}{_how_to_resume(folder)}") from error
     closing_table(summary, folder, console)
     return {**summary, "folder": str(folder)}
@@ -132,7 +134,8 @@ def _run(
     def on_step(result: StepResult) -> None:
         row = recorder.step(result)
         progress.step(row)
-        loggers.step(row, result.cells, pipeline.waiting())
+        with writing(recorder.folder):
+            loggers.step(row, result.cells, pipeline.waiting())
         if result.step == 1 and result.floor is not None and (warning := floor_notice(config, result.floor)):
             progress.say(warning)
         if result.fault:
@@ -143,7 +146,8 @@ def _run(
     def on_evaluation(done: Evaluation) -> None:
         recorder.evaluation(done)
         progress.evaluation(done)
-        loggers.evaluation(done)
+        with writing(recorder.folder):
+            loggers.evaluation(done)
 
     pipeline = Pipeline(config, actors, recorder.folder, on_step, on_evaluation, start)
     pipeline.accuracies = {e.step: e.accuracy for e in recorder.evaluations}
@@ -151,14 +155,17 @@ def _run(
     try:
         save_to = recorder.folder / "final" if config.output.save_final else None
         recorder.restarts = run_through(pipeline, save_to, progress.say)
+        with writing(recorder.folder):
+            loggers.close()
         status = "done"
     except Stopped:
         status = "interrupted"
         raise
     finally:
-        loggers.close()
-        if status != "done":
-            with contextlib.suppress(RunError):  # a full disk must not hide what went wrong before it
+        if status != "done":  # then a full disk must not hide what went wrong before it
+            with contextlib.suppress(OSError):
+                loggers.close()
+            with contextlib.suppress(RunError):
                 recorder.summary(status)
     return recorder.summary(status)
 

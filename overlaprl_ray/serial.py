@@ -5,13 +5,14 @@ For studies of learning on few cores: two such runs fit two cores, and each need
     summary = train_serially(ExperimentConfig(output={"dir": "runs/serial"}))
 """
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.files import locked
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.files import locked, writing
 from overlaprl_ray.loggers import RunLoggers
 from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.preflight import preflight
@@ -51,8 +52,14 @@ def train_serially(config: ExperimentConfig, on_row: Callable[[dict[str, Any]], 
 
         try:
             replay(config, on_step, on_evaluation)
+            with writing(folder):
+                loggers.close()
             status = "done"
         finally:
-            loggers.close()
-            summary = recorder.summary(status)
+            if status != "done":  # then a full disk must not hide what went wrong before it
+                with contextlib.suppress(OSError):
+                    loggers.close()
+                with contextlib.suppress(RunError):
+                    recorder.summary(status)
+        summary = recorder.summary(status)
     return {**summary, "folder": str(folder)}
