@@ -215,7 +215,7 @@ def test_a_mode_has_one_colour_everywhere(committed):
             if mode:
                 assert look.colour == figures.COLOURS[mode]
     rules = looks(committed["rules"])
-    assert len({look.colour for look in rules.values()}) == len(rules)
+    assert len({(look.colour, look.line, look.marker) for look in rules.values()}) == len(rules)
 
 
 # Machado, Oliveira and Fernandes (2009), severity 1: what people without one kind of cone see, in linear RGB.

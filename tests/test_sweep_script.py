@@ -74,9 +74,7 @@ def test_every_shipped_file_is_dry_run(tmp_path, capsys, path):
         arguments += ["--grpo.model_name", str(small_qwen(tmp_path / "model")), "--task.path", str(tmp_path)]
     main(arguments)
     said = " ".join(capsys.readouterr().out.split())
-    count = {"smoke": 4, "modes": 12, "thresholds": 60, "rules": 105, "study": 35, "explore": 24, "gsm8k_qwen": 9}[
-        path.stem
-    ]
+    counts = {"smoke": 4, "modes": 12, "thresholds": 60, "rules": 105, "study": 35, "explore": 24, "gsm8k_qwen": 9}
     assert f"{counts[path.stem]} trials, 0 of them finished or refused" in said
     assert "reserves [" in said
     assert "at once on" in said
