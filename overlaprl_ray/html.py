@@ -5,6 +5,7 @@ page("Results", [heading("Summary"), table(texts, "What better means."), picture
 
 import base64
 import io
+import warnings
 from collections.abc import Iterable
 from html import escape
 from pathlib import Path
@@ -98,7 +99,10 @@ def picture(figure: Figure, caption: str, file: Path | None = None) -> str:
     if figure.get_label() == NOTE:
         return f"<figure><figcaption>{escape(caption)}: {escape(figure.texts[0].get_text())}</figcaption></figure>"
     out = io.BytesIO()
-    figure.savefig(out, format="png")
+    with warnings.catch_warnings():
+        # dozens of settings in one legend leave the axes little room: the picture is crowded, not wrong
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        figure.savefig(out, format="png")
     if file is not None:
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(out.getvalue())

@@ -26,6 +26,7 @@ def test_more_deaths_than_allowed_end_the_run_with_the_command_that_resumes_it(l
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.slow
 def test_a_killed_driver_is_resumed_exactly_and_leaves_no_process(tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     config = config_of(folder)

@@ -178,7 +178,8 @@ def test_page_as_it_is_in_a_browser(browse, tmp_path):
     _, log = browse("report.html", None, f"--screenshot={picture}", "--window-size=1280,3000")
     assert picture.stat().st_size > 50_000
     assert "CONSOLE" not in log
-    _, log = browse("bad.html", '<body onload="console.log(1); nothing()">')  # what a message would look like
+    bad = '<body onload="console.log(1); nothing()">'  # what messages would look like
+    _, log = browse("bad.html", bad, "--dump-dom")
     assert log.count("CONSOLE") == 2
 
 
