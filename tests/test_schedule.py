@@ -60,7 +60,7 @@ def test_is_too_old_at_the_bound():
 
 
 def ticket(batch):
-    return Ticket(batch, 0, [], None, None, None)
+    return Ticket(batch, 0, [], None)
 
 
 def test_queue_is_bounded_ordered_and_first_in_first_out():

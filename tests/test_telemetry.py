@@ -59,6 +59,7 @@ def test_tags_follow_from_the_settings(folder, run, trial):
     assert tags_of(config) == {"run": run, "trial": trial, "mode": "async", "seed": "7"}
 
 
+@pytest.mark.slow  # waits for Ray to export, which takes its time on a busy machine
 def test_rows_arrive_at_rays_port_with_tags_and_totals(local_ray):
     config = small(output={"dir": "runs/portö"})
     before = {"step": 2, "tokens": 200, "samples": 32}  # the run was resumed after its second step
