@@ -115,9 +115,10 @@ class LearnerActor(Watched):
         return result, self.publish()
 
     @during("save")
-    def begin_checkpoint(self, run: str) -> None:
+    def begin_checkpoint(self, run: str, step: int) -> None:
         """Copy the state after the step just done; it is written beside the steps that follow."""
-        self.writer.begin(Path(run), self.finished, self.learner)
+        if self.finished == step:  # else that step failed, and will be submitted again with its checkpoint
+            self.writer.begin(Path(run), step, self.learner)
 
     @during("save")
     def complete_checkpoint(self, run: str, step: int, generators: int, *shares: Rollout) -> int:

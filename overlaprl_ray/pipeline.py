@@ -144,7 +144,7 @@ class Pipeline:
         result, published = self.actors.learner.step.options(num_returns=2).remote(ticket.scores, *ticket.shares)
         every = self.config.output.checkpoint_every
         if every and ticket.batch % every == 0 and ticket.batch < self.config.grpo.num_steps:
-            self.actors.learner.begin_checkpoint.remote(str(self.folder))
+            self.actors.learner.begin_checkpoint.remote(str(self.folder), ticket.batch)
             self.begun.add(ticket.batch)
         if self.config.lag == 0:
             self._complete_checkpoints(ticket)
