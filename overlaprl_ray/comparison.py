@@ -190,10 +190,11 @@ def shared_names(first: Results, second: Results) -> list[str]:
 def throughout(first: Results, second: Results) -> dict[str, tuple[str, str]]:
     """Settings that are one value in all of the first sweep and another in all of the second: what is compared."""
     out = {}
+    shared = shared_names(first, second)
     settings = [effective(results.trials[results.trials["mode"].notna()]) for results in (first, second)]
     for name in dict.fromkeys([*settings[0], *settings[1]]):
         values = [sorted({shown(v) for v in table.get(name, pd.Series(["not there"]))}) for table in settings]
-        if name not in shared_names(first, second) and values[0] != values[1]:
+        if name not in shared and values[0] != values[1]:
             out[name] = (", ".join(values[0]), ", ".join(values[1]))
     return out
 

@@ -7,6 +7,8 @@ finds nothing to draw returns a small figure that says so.
     learning_curves(load("runs/modes"), budget="seconds").savefig("curves.png")
 """
 
+import re
+import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,7 +128,7 @@ def learning_curves(results: Results, metric: str = "reward", budget: Budget = "
     final = {label: float(np.mean([y[-1] for _, y in seeds])) for label, seeds in drawn.items()}
     shown = sorted(final, key=lambda label: final[label], reverse=True)[:MOST]
     look = looks(results)
-    figure = new_figure(WIDTH, 3.5 + 0.17 * len(shown))
+    figure = new_figure(WIDTH, 3.4)
     axes = figure.subplots()
     means = []
     for place, label in enumerate(name for name in drawn if name in shown):
@@ -158,10 +160,19 @@ def _limit(setter: Callable[..., Any], now: tuple[float, float], means: np.ndarr
 
 
 def legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
-    """Below the axes, where it hides nothing."""
+    """Below the axes, where it hides nothing; the figure grows by what it takes."""
     handles, texts = axes.get_legend_handles_labels()
     ncols = 1 if max((len(text) for text in texts), default=0) > 34 else columns
+    texts = [folded(text, 74) for text in texts]
+    lines = sum(text.count("\n") + 1 for text in texts) / ncols
+    figure.set_figheight(figure.get_figheight() + 0.19 * lines + 0.1)
     figure.legend(handles, texts, loc="outside lower center", ncols=ncols, fontsize=8.5, frameon=False)
+
+
+def folded(text: str, width: int) -> str:
+    """A long label in lines, broken where a setting ends if it can be."""
+    glued = re.sub(r"(?<=[^,]) ", "\u00a0", text)  # a name stays with its value
+    return textwrap.fill(glued, width, break_long_words=False, break_on_hyphens=False).replace("\u00a0", " ")
 
 
 def pareto_front(points: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -184,19 +195,22 @@ def throughput(results: Results, metric: str = "reward") -> Figure:
     table = pd.DataFrame({"label": names, "seed": done["seed"], "x": speed, "y": done[column]}).dropna()
     table = table.groupby(["label", "seed"], sort=False).mean().reset_index()
     look = looks(results)
-    figure = new_figure(WIDTH, 3.5 + 0.17 * (len(look) if len(look) <= 2 * MOST else 0))
+    figure = new_figure(WIDTH, 3.4)
     axes = figure.subplots()
-    means = []
-    for label, rows in table.groupby("label", sort=False):
-        x, y = interval(rows["x"].to_numpy()), interval(rows["y"].to_numpy())
-        means.append((x.mean, y.mean))
-        named = f"{label} (n {x.n})" if len(look) <= 2 * MOST else None
-        bars: dict[str, Any] = {"xerr": _reach(x.mean, x.low), "yerr": _reach(y.mean, y.low)} if x.n > 1 else {}
-        style: dict[str, Any] = {"color": look[str(label)].colour, "marker": look[str(label)].marker, "ls": ""}
-        axes.errorbar(x.mean, y.mean, ms=6, capsize=2, lw=1, label=named, **style, **bars)
-    _limit(axes.set_xlim, axes.get_xlim(), np.array([x for x, _ in means]))
-    _limit(axes.set_ylim, axes.get_ylim(), np.array([y for _, y in means]))
-    front = pareto_front(means)
+    found = {
+        str(label): [interval(rows[c].to_numpy()) for c in ("x", "y")]
+        for label, rows in table.groupby("label", sort=False)
+    }
+    front = pareto_front([(x.mean, y.mean) for x, y in found.values()])
+    for label, (x, y) in found.items():
+        bars: dict[str, Any] = {"xerr": x.mean - x.low, "yerr": y.mean - y.low} if x.n > 1 else {}
+        style: dict[str, Any] = {"color": look[label].colour, "marker": look[label].marker, "ls": ""}
+        named = len(found) <= 2 * MOST or (x.mean, y.mean) in front
+        axes.errorbar(
+            x.mean, y.mean, ms=6, capsize=2, lw=1, label=f"{label} (n {x.n})" if named else None, **style, **bars
+        )
+    _limit(axes.set_xlim, axes.get_xlim(), np.array([x.mean for x, _ in found.values()]))
+    _limit(axes.set_ylim, axes.get_ylim(), np.array([y.mean for _, y in found.values()]))
     axes.plot(*zip(*front, strict=True), color="#888888", lw=1, ls="--", zorder=1, label="Pareto front of the means")
     tidy(axes, "generated tokens per second", f"final {NAMES[metric]}")
     axes.set_title("Faster to the right, better to the top; bars: 95 % over seeds", fontsize=10)
@@ -204,21 +218,18 @@ def throughput(results: Results, metric: str = "reward") -> Figure:
     return figure
 
 
-def _reach(mean: float, low: float) -> float:
-    return mean - low
-
-
 def pairs(table: pd.DataFrame, first: str, second: str) -> Figure:
     """`compare_sweeps`' differences as dots with their intervals, a line per setting (the first two dozen)."""
     rows = table[table["n"] > 0].head(24)
     if rows.empty:
         return note("No setting with a seed in common: nothing to draw.")
-    figure = new_figure(WIDTH, 0.28 * len(rows) + 1.1)
+    lines = sum(folded(name, 34).count("\n") + 1 for name in rows["setting"])
+    figure = new_figure(WIDTH, 0.1 * len(rows) + 0.17 * lines + 1.1)
     axes = figure.subplots()
     reach = (rows["high"] - rows["difference"]).fillna(0.0)
     axes.errorbar(rows["difference"], range(len(rows)), xerr=reach, ls="", marker="o", color=OTHERS[0], capsize=2)
     axes.axvline(0, color="#888888", lw=1)
-    axes.set_yticks(range(len(rows)), rows["setting"].to_list(), fontsize=8.5)
+    axes.set_yticks(range(len(rows)), [folded(name, 34) for name in rows["setting"]], fontsize=8.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     tidy(axes, f"{table.attrs['metric']}, {second} - {first} (95 % over seeds; none from one)", "")
     return figure

@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from overlaprl_ray.figures import MARKERS, MOST, WIDTH, legend, looks, new_figure, note, settings_of, tidy
+from overlaprl_ray.figures import MARKERS, MOST, WIDTH, folded, legend, looks, new_figure, note, settings_of, tidy
 from overlaprl_ray.loading import Results
 from overlaprl_ray.run_files import BINS, DECISIONS, TRAITS
 from overlaprl_ray.trials import labels, shown, varying
@@ -52,7 +52,7 @@ def threshold_map(results: Results, metric: str = "reward") -> Figure:
         part = trials[panels == label]
         seeds = part.groupby(THRESHOLDS)["seed"].nunique()
         count = f"n {seeds.min()}" if seeds.min() == seeds.max() else f"n {seeds.min()} to {seeds.max()}"
-        head = f"{label}\n" if others else ""
+        head = folded(label, 36) + "\n" if others else ""
         _heat(axes[0], part, column, f"{head}final {metric}, {count}", "viridis", None)
         _heat(axes[1], part, "_discarded", f"{head}share of steps discarded", "cividis", (0.0, 1.0))
     return figure
@@ -100,19 +100,21 @@ def decisions_over_time(results: Results) -> Figure:
     means = history[history["label"].isin(picked)].groupby(["label", "step"], observed=True)[columns].mean()
     drawn = [label for label in fired.index if label in picked]
     rows = (len(picked) + 1) // 2
-    figure = new_figure(WIDTH, 1.75 * rows + 0.9)
+    titles = [folded(name, 36) for name in drawn]
+    most = max(title.count("\n") for title in titles)
+    figure = new_figure(WIDTH, (1.7 + 0.13 * most) * rows + 0.5)
     grid = figure.subplots(rows, 2, squeeze=False, sharey=True)
-    for axes, name in zip(grid.flat, drawn, strict=False):
+    for axes, name, title in zip(grid.flat, drawn, titles, strict=False):
         smooth = means.loc[name].rolling(10, min_periods=1).mean()
         _stack(axes, smooth, columns)
-        axes.set_title(name, fontsize=9)
+        axes.set_title(title, fontsize=8)
         axes.set_xlabel("step", fontsize=9)
     for axes in grid.flat[len(picked) :]:
         axes.set_visible(False)
-    more = f"; the {MOST} of {len(fired)} settings that judge most harshly" if len(fired) > MOST else ""
+    more = f"\nthe {MOST} of {len(fired)} settings that judge most harshly" if len(fired) > MOST else ""
     for axes in grid[:, 0]:
         axes.set_ylabel("share of rows", fontsize=9)
-    figure.suptitle(f"Mean over ten steps and over seeds{more}", fontsize=9.5)
+    figure.suptitle(f"Mean over ten steps and over seeds{more}", fontsize=9)
     legend(figure, grid[0, 0], columns=3)
     return figure
 
@@ -142,7 +144,7 @@ def kl_against_lag(results: Results) -> Figure:
     look = looks(results)
     there = set(table["label"])
     drawn = [label for label in look if label in there][:MOST]
-    figure = new_figure(WIDTH, 3.5 + 0.17 * len(drawn))
+    figure = new_figure(WIDTH, 3.4)
     axes = figure.subplots()
     for place, label in enumerate(drawn):
         by_lag = table[table["label"] == label].groupby("staleness/lag")["staleness/kl"].quantile([0.25, 0.5, 0.75])
@@ -167,7 +169,7 @@ def who_gets_discarded(results: Results) -> Figure:
         return note("No run with a staleness rule has counted its decisions by length, reward and difficulty.")
     lags = sorted(table[table["trait"] == "lag"]["bin"].unique(), key=int)[:12]
     heights = [4, 4, 4, len(lags)]
-    figure = new_figure(WIDTH, 0.24 * sum(heights) + 2.6)
+    figure = new_figure(WIDTH, 0.24 * sum(heights) + 2.3)
     grid = figure.subplots(4, 1, height_ratios=heights)
     for axes, trait in zip(grid, TRAITS, strict=True):
         counts = table[table["trait"] == trait].groupby(["bin", "decision"], observed=True)["rows"].sum().unstack()

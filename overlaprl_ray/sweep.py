@@ -157,6 +157,10 @@ def check_sweep(sweep: Sweep) -> Sweep:
             raise ConfigError(f"tune: unknown metric '{name}'; {suggest(name, list(METRICS))}")
     if tune.fail_fast and tune.max_failures:
         raise ConfigError(f"tune.fail_fast = true goes not with tune.max_failures = {tune.max_failures}; drop one")
+    if tune.scheduler == "asha" and tune.asha_grace_steps >= base.grpo.num_steps:
+        raise ConfigError(
+            f"tune.asha_grace_steps = {tune.asha_grace_steps} must be below grpo.num_steps = {base.grpo.num_steps}"
+        )
     if tune.samples > 1 and not space.random:
         raise ConfigError(
             f"tune.samples = {tune.samples}: nothing in search is random; repeat by seed: {{grid: [...]}}"

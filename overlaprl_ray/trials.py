@@ -144,7 +144,9 @@ def varying(trials: pd.DataFrame) -> list[str]:
     The seed is left out, and what changes no number of a run, as its folder. A trial whose configuration could not be
     read has no settings and is left out.
     """
-    settings = effective(trials[trials["mode"].notna()])
+    known = trials[trials["mode"].notna()]
+    constant = [name for name in known if is_setting(name) and known[name].nunique(dropna=False) < 2]
+    settings = effective(known.drop(columns=constant))
     return [name for name in settings if settings[name][settings[name].ne(NO_EFFECT)].nunique(dropna=False) > 1]
 
 

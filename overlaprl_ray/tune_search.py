@@ -83,7 +83,8 @@ def asha(sweep: Sweep) -> ASHAScheduler | None:
         time_attr="step",
         metric=sweep.tune.metric,
         mode=sweep.tune.goal,
-        max_t=max(steps, sweep.tune.asha_grace_steps) + 1,  # at max_t it would end a trial before its last evaluation
+        max_t=steps - 1,  # the last rung, and below the last step, so that who gets there has its last evaluation too
+        stop_last_trials=False,
         grace_period=sweep.tune.asha_grace_steps,
         reduction_factor=sweep.tune.asha_reduction,
     )

@@ -45,8 +45,9 @@ def committed():
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", [name for name in ALL if name != "gantt"])
-def test_figures_of_the_committed_results(committed, name):
-    figure = ALL[name](committed[DRAWN_FROM.get(name, "modes")])
+@pytest.mark.parametrize("study", ["modes", "rules"])  # short labels of few settings, long ones of many
+def test_figures_of_the_committed_results(committed, study, name):
+    figure = ALL[name](committed[DRAWN_FROM.get(name, study)])
     assert figure.get_label() != figures.NOTE
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png")
@@ -67,7 +68,9 @@ def overlapping_texts(figure):
     for axes in figure.axes:
         if axes.get_visible():
             texts += [axes.title, axes._left_title, axes.xaxis.label, axes.yaxis.label]
-            texts += [*axes.get_xticklabels()[:1], *axes.get_yticklabels()[:1]]
+            (left, right), (low, high) = axes.get_xlim(), sorted(axes.get_ylim())
+            texts += [t for x, t in zip(axes.get_xticks(), axes.get_xticklabels(), strict=False) if left <= x <= right]
+            texts += [t for y, t in zip(axes.get_yticks(), axes.get_yticklabels(), strict=False) if low <= y <= high]
     boxes = [(t.get_text(), t.get_window_extent(renderer)) for t in texts if t.get_text().strip()]
     return [(a, b) for i, (a, x) in enumerate(boxes) for b, y in boxes[i + 1 :] if x.overlaps(y)]
 

@@ -184,6 +184,14 @@ def slow(prompts, completions, answer, **columns):
     return [float(i % 2) for i in range(len(completions))]
 
 
+def wait_for(value, expected, seconds=30.0):
+    """Whether a value of Ray's, which it updates with a delay, becomes the expected one."""
+    deadline = time.monotonic() + seconds
+    while abs(value() - expected) > 1e-6 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    return abs(value() - expected) <= 1e-6
+
+
 class Watch(threading.Thread):
     """Notes, while a sweep runs, how many trials Ray has placed and how much of its GPU they hold."""
 
@@ -214,8 +222,7 @@ def test_two_small_trials_share_a_gpu_and_two_large_ones_do_not(local_ray, tmp_p
     base = merged(BASE, task={"rewards": ["test_sweep_run:slow"]}, resources={"learner_gpu": learner},
                   grpo={"num_steps": 20})  # fmt: skip
     sweep = sweep_of(tmp_path, base=base, search={"seed": {"grid": [0, 1]}})
-    free = ray.available_resources()["GPU"]
-    assert free == 1
+    assert wait_for(lambda: ray.available_resources()["GPU"], 1.0)
     with Watch() as watch:
         run(sweep, tmp_path / "s")
     assert max(count for count, _ in watch.seen) == together
