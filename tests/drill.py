@@ -103,6 +103,28 @@ def wait_until(condition, what, seconds=300.0):
         time.sleep(0.02)
 
 
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")  # of a killed raylet they call a dead server for a minute
+
+
+def wait_until_gone(family, seconds, but=()):
+    """Wait for processes (psutil) to end, those named in `but` aside."""
+
+    def left():
+        found = []
+        for process in family:
+            try:
+                if process.is_running() and process.status() != "zombie" and process.name() not in but:
+                    found.append(process.name())
+            except psutil.NoSuchProcess:
+                continue
+        return found
+
+    deadline = time.monotonic() + seconds
+    while names := left():
+        assert time.monotonic() < deadline, f"still there after {seconds} s: {names}"
+        time.sleep(0.05)
+
+
 def rows_written(folder):
     """Whole rows of a run's metrics so far."""
     path = folder / "metrics.jsonl"

@@ -14,7 +14,20 @@ import time
 import psutil
 import pytest
 from conftest import read_jsonl
-from drill import TITLES, assert_same, config_of, launch, oracle, outcome, pids, rows_written, wait_until, write_config
+from drill import (
+    AGENTS,
+    TITLES,
+    assert_same,
+    config_of,
+    launch,
+    oracle,
+    outcome,
+    pids,
+    rows_written,
+    wait_until,
+    wait_until_gone,
+    write_config,
+)
 
 from overlaprl_ray.run import train
 
@@ -88,7 +101,7 @@ def test_actors_killed_at_random_moments(local_ray, tmp_path, mode, lag):
 
 
 def stop(process, folder, number, row, at_checkpoint, log):
-    """Send a signal after a row, or in a checkpoint's writing after it; (seconds until the end, whether it was so)."""
+    """Signal after a row, or in a checkpoint's writing after it; (seconds to the end, whether it was so, processes)."""
     wait_until(lambda: process.poll() is not None or rows_written(folder) >= row, f"row {row}", 600)
     if at_checkpoint:
         wait_until(lambda: process.poll() is not None or writing_a_checkpoint(folder), "a checkpoint", 600)
@@ -99,8 +112,8 @@ def stop(process, folder, number, row, at_checkpoint, log):
     process.send_signal(number)
     assert process.wait(60) == (-number if number == signal.SIGKILL else 1), log.read_text()
     seconds = time.monotonic() - started
-    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "Ray to be gone", 60)
-    return seconds, writing
+    wait_until_gone(family, 30, but=AGENTS if number == signal.SIGKILL else ())
+    return seconds, writing, family
 
 
 @pytest.mark.parametrize(("mode", "lag"), MODES)
@@ -116,7 +129,8 @@ def test_a_driver_stopped_at_random_moments(tmp_path, mode, lag, number):
         process = launch("--resume", folder, log=log)
     assert process.wait(1200) == 0, log.read_text()
     assert_same(outcome(folder), oracle(config))
-    slowest, writing = max(seconds for seconds, _ in seen), sum(writing for _, writing in seen)
+    wait_until_gone([process for _, _, family in seen for process in family], 120)
+    slowest, writing = max(seconds for seconds, _, _ in seen), sum(writing for _, writing, _ in seen)
     if number == signal.SIGTERM:
         assert slowest < 30
         assert log.read_text().count("go on with: python scripts/train.py --resume") == STOPS

@@ -6,7 +6,19 @@ import signal
 
 import psutil
 import pytest
-from drill import assert_same, config_of, launch, oracle, outcome, rows_written, run_killing, wait_until, write_config
+from drill import (
+    AGENTS,
+    assert_same,
+    config_of,
+    launch,
+    oracle,
+    outcome,
+    rows_written,
+    run_killing,
+    wait_until,
+    wait_until_gone,
+    write_config,
+)
 
 from overlaprl_ray.errors import RunError
 
@@ -26,7 +38,6 @@ def test_more_deaths_than_allowed_end_the_run_with_the_command_that_resumes_it(l
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
-@pytest.mark.slow
 def test_a_killed_driver_is_resumed_exactly_and_leaves_no_process(tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     config = config_of(folder)
@@ -36,6 +47,7 @@ def test_a_killed_driver_is_resumed_exactly_and_leaves_no_process(tmp_path):
     family = psutil.Process(process.pid).children(recursive=True)
     os.kill(process.pid, signal.SIGKILL)
     process.wait()
-    wait_until(lambda: not any(p.is_running() and p.status() != "zombie" for p in family), "Ray to be gone", 60)
+    wait_until_gone(family, 30, but=AGENTS)
     assert launch("--resume", folder, log=log).wait(300) == 0, log.read_text()
     assert_same(outcome(folder), oracle(config))
+    wait_until_gone(family, 120)

@@ -185,7 +185,7 @@ def test_a_draw_stays_within_its_bounds():
         ({"tune": {"metric": "eval/acuracy"}}, r"unknown metric 'eval/acuracy'; did you mean 'eval/accuracy'"),
         ({"tune": {"fail_fast": True, "max_failures": 1}}, r"fail_fast = true goes not with tune.max_failures = 1"),
         ({"tune": {"search_algorithm": "optuna"}}, r"optuna: search is empty"),
-        ({"tune": {"scheduler": "asha", "asha_grace_steps": 250}}, r"asha_grace_steps = 250 must be below grpo.num_steps"),
+        ({"tune": {"scheduler": "asha", "asha_grace_steps": 250}}, r"asha_grace_steps = 250 must be below grpo.num"),
         ({"tune": {"search_algorithm": "optuna"}, "search": {"seed": {"grid": [0]}}},
          r"search.seed is a grid; give choice"),
         ({"search": {"grpo.num_minibatches": {"grid": [1, 5]}}}, r"trial \(grpo.num_minibatches=5\): .*must divide"),
