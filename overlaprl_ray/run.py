@@ -33,7 +33,7 @@ from overlaprl_ray.preflight import Preflight, preflight
 from overlaprl_ray.progress import Progress, closing_table
 from overlaprl_ray.recorder import Recorder, default_folder
 from overlaprl_ray.recovery import run_through
-from overlaprl_ray.signals import Stopped, stoppable
+from overlaprl_ray.signals import Stopped, stoppable, told_plainly
 from overlaprl_ray.supervisor import Actors
 
 OnRow = Callable[[dict[str, Any]], None]
@@ -68,7 +68,7 @@ def train(
             progress.say(line)
         progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
         try:
-            with _actors(config, ready, folder.name, progress) as actors:
+            with told_plainly(), _actors(config, ready, folder.name, progress) as actors:
                 if context is not None:
                     provision(Path(context.address_info["session_dir"]))
                 resume_from = (start.step if start else 0) if resuming else None
@@ -154,7 +154,8 @@ def _run(
     status = "failed"
     try:
         save_to = recorder.folder / "final" if config.output.save_final else None
-        recorder.restarts = run_through(pipeline, save_to, progress.say)
+        with told_plainly():
+            recorder.restarts = run_through(pipeline, save_to, progress.say)
         with writing(recorder.folder):
             loggers.close()
         status = "done"

@@ -38,3 +38,14 @@ def stoppable() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def told_plainly() -> Iterator[None]:
+    """`Stopped` where a compiled function (as Ray's are) that it came through made a `SystemError` of it."""
+    try:
+        yield
+    except SystemError as error:
+        if isinstance(error.__cause__, Stopped):
+            raise error.__cause__ from None
+        raise

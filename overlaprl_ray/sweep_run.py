@@ -26,7 +26,7 @@ from overlaprl_ray.placement import Machine, trial_bundles
 from overlaprl_ray.results import load, markdown, save, terminal_table
 from overlaprl_ray.run import ray_running
 from overlaprl_ray.search_space import Point
-from overlaprl_ray.signals import Stopped
+from overlaprl_ray.signals import Stopped, told_plainly
 from overlaprl_ray.sweep import Plan, Sweep, TrialPlan, describe, make_trial, plan_trials
 from overlaprl_ray.sweep_progress import SweepProgress
 from overlaprl_ray.trainable import SETTINGS, close, is_finished, leave_error, tune_trainable
@@ -50,7 +50,8 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console) -> None:
                 if context is not None and (line := greeting(context)):
                     console.print(line, highlight=False, markup=False)
                 try:
-                    ended = _run(sweep, plan, folder, console)
+                    with told_plainly():
+                        ended = _run(sweep, plan, folder, console)
                 except Stopped:  # SIGTERM; SIGINT ends Tune's loop
                     ended = 0
             finish(sweep, plan, folder, ended, console)

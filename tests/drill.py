@@ -90,7 +90,7 @@ def write_config(path, config):
 def launch(*arguments, log):
     """scripts/train.py as a process of its own session."""
     command = [sys.executable, str(TRAIN), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_ADDRESS": "local"}  # joins no other Ray
     with log.open("ab") as out:
         return subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
 

@@ -1,0 +1,28 @@
+"""Being asked to end: a signal becomes `Stopped`, also where compiled code disguises it."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from overlaprl_ray.signals import Stopped, stoppable, told_plainly
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_ends_the_block_and_the_handler_goes_with_it(number):
+    before = signal.getsignal(number)
+    with pytest.raises(Stopped, match=number.name), stoppable():
+        os.kill(os.getpid(), number)
+        time.sleep(10)
+    assert signal.getsignal(number) is before
+
+
+def test_a_stop_in_compiled_code_is_told_plainly():
+    with pytest.raises(Stopped, match="SIGTERM"), told_plainly():
+        raise SystemError("<cyfunction> returned a result with an exception set") from Stopped("SIGTERM")
+
+
+def test_other_system_errors_stay_what_they_are():
+    with pytest.raises(SystemError, match="bad call"), told_plainly():
+        raise SystemError("bad call")
