@@ -1,8 +1,6 @@
 """Being asked to end: a signal becomes `Stopped`, also where compiled code disguises it."""
 
-import os
 import signal
-import time
 
 import pytest
 
@@ -13,8 +11,7 @@ from overlaprl_ray.signals import Stopped, stoppable, told_plainly
 def test_a_signal_ends_the_block_and_the_handler_goes_with_it(number):
     before = signal.getsignal(number)
     with pytest.raises(Stopped, match=number.name), stoppable():
-        os.kill(os.getpid(), number)
-        time.sleep(10)
+        signal.raise_signal(number)
     assert signal.getsignal(number) is before
 
 
