@@ -40,7 +40,8 @@ class GeneratorActor(Watched):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
         super().__init__(config)
-        self.sampler = build_sampler(config, task, _take_device(config.resources.threads, gpu), share)
+        device = _take_device(config.resources.threads, gpu)
+        self.sampler = build_sampler(config, task, device, share, gpu if device == "cuda" else 0.0)
         self.loaded_step = -1
 
     def ready(self) -> bool:
@@ -91,6 +92,7 @@ class LearnerActor(Watched):
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
         super().__init__(config)
         self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
+        self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
         self.tokenizer = load_tokenizer(config.grpo.model_name)
         self.writer = CheckpointWriter(config, self.tokenizer)
         self.finished = 0  # steps
@@ -110,9 +112,14 @@ class LearnerActor(Watched):
         rollout = merge(shares)
         if rollout.batch != self.finished + 1:
             raise RunError(f"batch {rollout.batch} came to the learner after step {self.finished}")
-        result = self.learner.step(rollout, scores)
+        result = self.learner.step(rollout, self._score(rollout) if self.reference else scores)
         self.finished = rollout.batch
         return result, self.publish()
+
+    @during("score")
+    def _score(self, rollout: Rollout) -> Scores:
+        assert self.reference is not None
+        return self.reference.score(rollout)
 
     @during("save")
     def begin_checkpoint(self, run: str, step: int) -> None:
@@ -136,12 +143,18 @@ class LearnerActor(Watched):
 
     @during("save")
     def save(self, folder: str) -> None:
-        """Policy (float32 masters where there are some) and tokenizer as a Hugging Face folder, whole or not there."""
+        """Policy (float32 masters where there are some) and tokenizer as a Hugging Face folder, whole or not there.
+
+        Under LoRA it holds the adapter, and merged/ the whole model where `output.merge_lora`.
+        """
         scratch = f"{folder}.part"
         shutil.rmtree(scratch, ignore_errors=True)
         try:
-            self.learner.master_copy().save_pretrained(scratch)
+            self.learner.saver()(scratch)
             self.tokenizer.save_pretrained(scratch)
+            if self.learner.config.output.merge_lora:
+                self.learner.master_copy().save_pretrained(f"{scratch}/merged")
+                self.tokenizer.save_pretrained(f"{scratch}/merged")
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(scratch, folder)
         except OSError as error:

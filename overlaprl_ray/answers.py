@@ -121,6 +121,12 @@ def extract_gsm8k_answer(text: str) -> str | None:
     return None if number is None else str(number)
 
 
+def last_number(text: str) -> str | None:
+    """The last number of a text as it is written, but for thousands separators: "1,234.50" gives "1234.50"."""
+    match = next(iter(deque(_NUMBER.finditer(_plain(text[-MAX_TEXT:])), maxlen=1)), None)
+    return match[0].replace(",", "").replace(" ", "") if match else None
+
+
 def extract_math_answer(text: str) -> str | None:
     r"""The final expression: the last `\boxed{...}`, else the number after the last `####`, else the last number."""
     return last_box(text) or extract_gsm8k_answer(text)

@@ -68,7 +68,7 @@ class CheckpointWriter:
     def begin(self, run: Path, step: int, learner: Learner) -> None:
         """Copy the state after `step` and start writing it."""
         self._join()
-        model, state = learner.master_copy(), learner.state()
+        save, state = learner.saver(), learner.state()
         self.versions[step] = learner.version
         folder = scratch_of(run, step)
 
@@ -76,7 +76,7 @@ class CheckpointWriter:
             try:
                 shutil.rmtree(folder, ignore_errors=True)
                 folder.mkdir(parents=True)
-                model.save_pretrained(folder)
+                save(folder)
                 self.tokenizer.save_pretrained(folder)
                 torch.save(state, folder / TRAINER)
             except OSError as error:

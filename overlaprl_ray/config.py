@@ -80,6 +80,9 @@ class GRPOConfig(Group):
     correction_cap: Positive = Field(2.0, description="C: cap of the correction's weight, > 0")
     scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation")
     micro_batch_size: Count | None = Field(8, description="rows per forward/backward, >= 1; null = whole update")
+    micro_batch_tokens: Count | None = Field(
+        None, description="instead: tokens per forward/backward, padding included, of rows sorted by length, >= 1"
+    )
     num_minibatches: Count = Field(1, description="updates per batch, >= 1, each on a slice of whole groups; divides P")
     num_iterations: Count = Field(1, description="passes over each batch, >= 1")
     max_grad_norm: Positive = Field(1.0, description="gradient norm is clipped to this, > 0")
@@ -87,7 +90,9 @@ class GRPOConfig(Group):
 
     @model_validator(mode="before")
     @classmethod
-    def _fill_tiny(cls, data: Any) -> Any:
+    def _fill_defaults(cls, data: Any) -> Any:
+        if isinstance(data, dict) and data.get("micro_batch_tokens") is not None:
+            data = {"micro_batch_size": None, **data}
         if isinstance(data, dict) and data.get("model_name", TINY) == TINY:
             return {**TINY_DEFAULTS, **data}
         return data
@@ -98,6 +103,11 @@ class GRPOConfig(Group):
             raise ValueError(
                 f"num_minibatches={self.num_minibatches} must divide num_prompts_per_step="
                 f"{self.num_prompts_per_step}, so that each update takes whole groups"
+            )
+        if self.micro_batch_tokens is not None and self.micro_batch_size is not None:
+            raise ValueError(
+                f"micro_batch_tokens={self.micro_batch_tokens} and micro_batch_size={self.micro_batch_size}: both "
+                "divide an update; set one of them to null"
             )
         return self
 
@@ -140,14 +150,22 @@ class ModelConfig(Group):
         "float32", description="weights and compute; with bfloat16 the optimizer keeps float32 master weights"
     )
     reference: str | None = Field(None, description="reference model; null = the initial policy")
+    engine: Literal["hf", "vllm"] = Field("hf", description="what generates; vllm needs the extra `vllm`")
     gradient_checkpointing: bool = Field(False, description="recompute layers in backward: less memory, more time")
+    lora_r: int = Field(0, ge=0, le=4096, description="rank of LoRA adapters (extra `lora`), 0 to 4096; 0 = train all")
+    lora_alpha: Count | None = Field(None, description="adapters are scaled by lora_alpha / lora_r, >= 1; null = 2 r")
+    lora_target: Literal["all-linear"] | list[str] = Field(
+        "all-linear", description="layers with an adapter: all linear ones but the output head, or a list of names"
+    )
     tiny: TinyConfig = Field(TinyConfig(), description="the built-in model's shape")
 
 
 class TaskConfig(Group):
     """What is asked, and what counts as right."""
 
-    name: Literal["arithmetic", "gsm8k", "records"] = Field("arithmetic", description="where problems come from")
+    name: str = Field(
+        "arithmetic", description="where problems come from: arithmetic, gsm8k, records, or gym:<dataset>"
+    )
     path: str | None = Field(None, description="gsm8k: folder with train.jsonl and test.jsonl (null = the hub); "
                              "records: a jsonl/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
     eval_path: str | None = Field(None, description="records: file of held-out problems; null = split off `path`")
@@ -162,6 +180,17 @@ class TaskConfig(Group):
     answer_column: str = Field("answer", description="records: column of the answer")
     digits: int = Field(2, ge=1, le=4, description="arithmetic: digits of each summand, 1 to 4")
     reverse_answer: bool = Field(True, description="arithmetic: least significant digit first, as small models like")
+    gym: dict[str, Any] = Field({}, description="gym: the dataset's parameters, e.g. {max_terms: 2}; size (1 to 10^6, "
+                                "problems drawn, 2000) and seed (0 to 10^6, 0) among them")  # fmt: skip
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        tasks = ("arithmetic", "gsm8k", "records")
+        if name not in tasks and not name.startswith("gym:"):
+            near = ", ".join(map(repr, tasks))
+            raise PydanticCustomError("task_name", "input should be {near} or 'gym:<dataset>'", {"near": near})
+        return name
 
     @model_validator(mode="after")
     def _check(self) -> "TaskConfig":
@@ -245,7 +274,8 @@ class OutputConfig(Group):
     checkpoint_every: Whole = Field(50, description="steps between checkpoints to resume from; 0 = none")
     keep_checkpoints: Count = Field(2, description="newest checkpoints kept, >= 1, besides the best by accuracy")
     completions_every: Whole = Field(10, description="steps between samples in completions.jsonl; 0 = none")
-    save_final: bool = Field(True, description="save the trained model and tokenizer to final/")
+    save_final: bool = Field(True, description="save the trained model (or LoRA adapter) and tokenizer to final/")
+    merge_lora: bool = Field(False, description="save base + LoRA adapter as one model, too, to final/merged/")
     tensorboard: bool = Field(True, description="write TensorBoard events into the run's folder")
     wandb: str | None = Field(None, description="Weights & Biases project to log to (extra `wandb`); null = none")
     actor_logs: bool = Field(False, description="show what actors print, each line with its actor's name before it")
@@ -266,7 +296,7 @@ class ExperimentConfig(Group):
     @model_validator(mode="after")
     def _check(self) -> "ExperimentConfig":
         micro, group, update = self.grpo.micro_batch_size, self.grpo.group_size, self.grpo.update_rows
-        if self.rule == "kl" and self.staleness.granularity == "group" and micro and micro % group and micro < update:
+        if self.judges_groups and micro and micro % group and micro < update:
             raise ValueError(
                 f"staleness.granularity=group needs whole groups per micro-batch: grpo.micro_batch_size={micro} "
                 f"must be a multiple of grpo.group_size={group}"
@@ -275,6 +305,22 @@ class ExperimentConfig(Group):
             raise ValueError(
                 f"resources.num_generators={self.resources.num_generators} exceeds grpo.num_prompts_per_step="
                 f"{self.grpo.num_prompts_per_step}: a generator would have no group to make"
+            )
+        if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
+            raise ValueError(
+                f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
+                f"{str(self.output.save_final).lower()}: there is nothing to merge; set it to false"
+            )
+        if self.model.lora_r and self.model.engine != "hf":
+            raise ValueError(
+                f"model.lora_r={self.model.lora_r} goes only with model.engine=hf, not {self.model.engine}; use hf, "
+                "or model.lora_r=0"
+            )
+        tiny = self.model.tiny
+        if self.model.engine == "vllm" and self.grpo.model_name == TINY and tiny.hidden // tiny.heads % 32:
+            raise ValueError(
+                f"model.engine=vllm wants heads of 32, 64, 96 or more: model.tiny.hidden={tiny.hidden} by heads="
+                f"{tiny.heads} makes {tiny.hidden // tiny.heads}; try heads=2 and hidden=64"
             )
         return self
 
@@ -287,3 +333,19 @@ class ExperimentConfig(Group):
     def rule(self) -> str:
         """The staleness rule, as the mode has it: only `staleness` and `overlap` judge."""
         return self.staleness.rule if self.pipeline.mode in ("staleness", "overlap") else "none"
+
+    @property
+    def judges_groups(self) -> bool:
+        """Whether the staleness rule must see the rows of a group together, so in one micro-batch."""
+        return self.rule == "kl" and self.staleness.granularity == "group"
+
+    @property
+    def learner_scores(self) -> bool:
+        """Whether the learner, its adapter off, is the reference too: elsewhere than in `overlap`, for its own base."""
+        own_base = self.model.lora_r > 0 and self.model.reference is None
+        return self.grpo.beta > 0 and own_base and self.pipeline.mode != "overlap"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether there is a reference actor, with a model of its own."""
+        return self.grpo.beta > 0 and not self.learner_scores

@@ -3,6 +3,7 @@
 task = check_inputs(config)    # ConfigError in one line, within a second or two; nothing is written
 """
 
+import importlib.util
 import json
 import os
 from pathlib import Path
@@ -22,6 +23,11 @@ WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # in one file, 
 def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
     """Check output folder, models' files, task and rewards. Raises `ConfigError`; returns the task."""
     check_output(config.output.dir, resuming)
+    if config.model.engine == "vllm" and importlib.util.find_spec("vllm") is None:
+        raise ConfigError(
+            "model.engine = 'vllm': vLLM is not installed; pip install 'overlaprl_ray[vllm]' (on a CPU see "
+            "scripts/check_vllm.sh), or use hf"
+        )
     check_model_files(config.grpo.model_name, "grpo.model_name")
     if config.grpo.beta and config.model.reference is not None:
         check_model_files(config.model.reference, "model.reference")
@@ -89,6 +95,8 @@ def model_error(name: str, field: str, error: Exception) -> ConfigError:
 def _check_folder(folder: Path) -> None:
     """Configuration and weight files, by their headers and sizes alone."""
     if not (folder / "config.json").is_file():
+        if (folder / "adapter_config.json").is_file():
+            raise ValueError("it holds a LoRA adapter alone; output.merge_lora has a run save a model to final/merged")
         raise ValueError("config.json is missing" if folder.is_dir() else "there is no such folder")
     settings = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if not isinstance(settings, dict) or "model_type" not in settings:

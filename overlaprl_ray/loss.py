@@ -19,6 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from overlaprl_ray.config import GRPOConfig
 from overlaprl_ray.kl import KLPenalty, clamp_log_ratio, masked_mean, reference_penalty
 
 LossType = Literal["grpo", "dapo", "dr_grpo"]
@@ -37,6 +38,21 @@ class LossSettings:
     importance_level: Literal["token", "sequence"]
     correction: Literal["none", "truncated", "decoupled"]
     correction_cap: float  # C, the largest weight π_prox/μ of a correction
+
+
+def loss_settings(grpo: GRPOConfig) -> LossSettings:
+    """What the configuration says of the loss."""
+    return LossSettings(
+        clip_low=grpo.clip_eps,
+        clip_high=grpo.clip_eps if grpo.clip_eps_high is None else grpo.clip_eps_high,
+        dual_clip=grpo.dual_clip,
+        beta=grpo.beta,
+        kl_penalty=grpo.kl_penalty,
+        loss_type=grpo.loss_type,
+        importance_level=grpo.importance_level,
+        correction=grpo.correction,
+        correction_cap=grpo.correction_cap,
+    )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from overlaprl_ray.decisions import Cell
 from overlaprl_ray.loss import LossOutput, effective_sample_size
+from overlaprl_ray.micro_batches import padded_tokens, real_tokens
 from overlaprl_ray.rollout import Rollout, Span
 from overlaprl_ray.rules import Gate
+
+LOSS_SUMS = ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens")  # fields of LossOutput that add up
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,20 +62,33 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
 
 @dataclasses.dataclass
 class StepTotals:
-    """Sums over the micro-batches and updates of one step. First forwards give ratio, entropy and ESS."""
+    """Sums over the micro-batches and updates of one step. First forwards give ratio, entropy and ESS.
+
+    These three are of the rows that were computed: without those of `rows_skipped`, whose groups have no signal.
+    """
 
     losses: list[dict[str, float]] = dataclasses.field(default_factory=list)  # of the updates that happened
     log_ratios: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
     entropy_sum: float = 0.0
     first_tokens: int = 0
     ratio_sum: float = 0.0
+    padded_tokens: int = 0  # of first forwards
+    real_tokens: int = 0
+    rows_skipped: int = 0
     current: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def begin_update(self, skipped: Tensor, first: bool) -> None:
+        """An update of which rows with these completion masks, (b, T), are not computed; they still count."""
+        self.current = {**dict.fromkeys(LOSS_SUMS, 0.0), "tokens": float(skipped.sum())}
+        self.rows_skipped += len(skipped) if first else 0
 
     def add_loss(self, loss: LossOutput, log_ratio: Tensor, micro: Rollout, entropy: Tensor, first: bool) -> None:
         """One micro-batch's forward."""
-        for name in ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens"):
-            self.current[name] = self.current.get(name, 0.0) + float(getattr(loss, name).detach())
+        for name in LOSS_SUMS:
+            self.current[name] += float(getattr(loss, name).detach())
         if first:
+            self.padded_tokens += padded_tokens(micro)
+            self.real_tokens += real_tokens(micro)
             self.log_ratios.append((log_ratio, micro.completion_mask))
             self.entropy_sum += float(entropy.double().sum())
             self.ratio_sum += float(loss.ratio_sum)
@@ -115,6 +131,8 @@ class StepTotals:
             "clip_ratio/low": per_token("clip_low"),
             "clip_ratio/high": per_token("clip_high"),
             "ratio/mean": self.ratio_sum / first if self.log_ratios else None,
+            "padding_waste": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else None,
+            "rows_skipped": self.rows_skipped,
             "ess": None if ratios is None or masks is None else effective_sample_size(ratios, masks),
             "staleness/lag": lag,
             "staleness/kl": gate.kl,

@@ -51,6 +51,12 @@ class MasterAdamW:
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
 
+    @torch.no_grad()
+    def collect_nothing(self) -> None:
+        """Take note of a gradient of 0 everywhere, for an update that had nothing to compute: momentum goes on."""
+        for master in self.masters:
+            master.grad = torch.zeros_like(master)
+
     def clip(self, max_norm: float) -> float:
         """Clip the collected gradient; returns its norm before."""
         return float(torch.nn.utils.clip_grad_norm_(self.masters, max_norm))

@@ -4,6 +4,7 @@ ready = preflight(config)    # ConfigError in one line, or what the run needs
 """
 
 import dataclasses
+import math
 
 import ray
 import torch
@@ -13,6 +14,7 @@ from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.inputs import check_inputs, check_writable
 from overlaprl_ray.loggers import check_loggers
+from overlaprl_ray.lora import check_lora
 from overlaprl_ray.models import check_model, context_window, eos_ids, load_tokenizer
 from overlaprl_ray.resources import Plan, plan_resources
 from overlaprl_ray.sampler import encode
@@ -36,6 +38,8 @@ def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
     if TINY in (config.grpo.model_name, config.model.reference):
         check_writable("OVERLAPRL_CACHE", cache_folder())
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
+    if config.model.lora_r:
+        check_lora(config.model, model_config)
     tokenizer = load_tokenizer(config.grpo.model_name)
     eos_ids(model_config, tokenizer)
     window = context_window(model_config)
@@ -60,15 +64,26 @@ def available_gpus() -> float:
 
 
 def check_lengths(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase, window: int | None) -> None:
-    """Every prompt, with the longest completion after it, must fit the model's window."""
-    if window is None:
+    """Every prompt, with the longest completion after it, must fit the model's window and a micro-batch."""
+    grpo, longest = config.grpo, 0
+    if window is None and grpo.micro_batch_tokens is None:
         return
-    room = window - config.grpo.max_new_tokens
+    room = math.inf if window is None else window - grpo.max_new_tokens
+    least = 0 if window is None else 1
     for problem in (*task.train, *task.heldout):
         tokens = len(encode(tokenizer, problem.prompt, config.task.system_prompt))
-        if tokens > room or tokens == 0:
+        longest = max(longest, tokens)
+        if not least <= tokens <= room:
             fault = "is empty" if tokens == 0 else f"has {tokens} tokens"
             raise ConfigError(
                 f"grpo.max_new_tokens = {config.grpo.max_new_tokens}: prompt {problem.prompt[:60]!r} {fault} and the "
                 f"model's window is {window}; lower it, drop the prompt, or use a model with a longer window"
             )
+    rows = grpo.group_size if config.judges_groups else 1
+    needed = rows * (longest + grpo.max_new_tokens)
+    if grpo.micro_batch_tokens is not None and grpo.micro_batch_tokens < needed:
+        raise ConfigError(
+            f"grpo.micro_batch_tokens = {grpo.micro_batch_tokens}: {'a group' if rows > 1 else 'a row'} can take "
+            f"{needed} tokens (prompt of {longest}, grpo.max_new_tokens of {grpo.max_new_tokens}"
+            f"{f', {rows} rows judged together' if rows > 1 else ''}); raise it to that"
+        )

@@ -3,7 +3,9 @@
 scores = Reference(config, model).score(rollout)
 """
 
+import contextlib
 import time
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
@@ -11,22 +13,31 @@ from transformers import PreTrainedModel
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.logprobs import response_logprobs
 from overlaprl_ray.memory import memory_gb
-from overlaprl_ray.rollout import Rollout, Scores, micro_batches
+from overlaprl_ray.micro_batches import micro_batches
+from overlaprl_ray.rollout import Rollout, Scores
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 
 class Reference:
-    """π_ref: the initial policy, or another model with the same vocabulary."""
+    """π_ref: the initial policy, or another model with the same vocabulary.
 
-    def __init__(self, config: ExperimentConfig, model: PreTrainedModel):
-        self.config = config
-        self.model = model.requires_grad_(False)
+    With an `adapter` it is the base under it: `model` is the policy itself, scored with the adapter off and left as is.
+    """
+
+    def __init__(self, config: ExperimentConfig, model: PreTrainedModel, adapter: "PeftModel | None" = None):
+        self.config, self.adapter = config, adapter
+        self.model = model if adapter else model.requires_grad_(False)
 
     @torch.no_grad()
     def score(self, rollout: Rollout) -> Scores:
         """Log π_ref of the completion tokens, (B, T), at the sampling temperature."""
         started = time.time()
         logprobs = torch.zeros_like(rollout.logprobs)
-        for rows, part in micro_batches(rollout, self.config.grpo.micro_batch_size):
-            values, _ = response_logprobs(self.model, part, self.config.grpo.temperature)
-            logprobs[rows, : values.shape[1]] = values.cpu()
-        return Scores(logprobs, (started, time.time()), memory_gb(self.model.device))
+        with self.adapter.disable_adapter() if self.adapter else contextlib.nullcontext():
+            for rows, part in micro_batches(rollout, self.config):
+                values, _ = response_logprobs(self.model, part, self.config.grpo.temperature)
+                logprobs[rows, : values.shape[1]] = values.cpu()
+        memory = None if self.adapter else memory_gb(self.model.device)  # the learner's own is told by it
+        return Scores(logprobs, (started, time.time()), memory)

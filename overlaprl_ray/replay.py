@@ -38,7 +38,7 @@ def replay(
     task = preflight(without_folder(config)).task
     learner = build_learner(config, task)
     samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
-    reference = build_reference(config, task) if config.grpo.beta else None
+    reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
     published = {0: (0, _copy(learner.weights()))}  # step -> (version, weights) after it
     to_evaluate = evaluations(config.grpo.num_steps, config.output.eval_every) if on_evaluation else []
     rows: list[dict[str, Any]] = []

@@ -27,6 +27,7 @@ class Plan:
     num_generators: int
     threads: int
     needs_reference: bool
+    learner_scores: bool = False
 
     @property
     def shares(self) -> list[float]:
@@ -48,7 +49,8 @@ class Plan:
             return f"{gpu:.2f} GPU, {self.threads} CPU thread(s)" if gpu else f"CPU, {self.threads} thread(s)"
 
         generators = f"{self.num_generators} generators, each" if self.num_generators > 1 else "generator"
-        reference = share(self.reference_gpu) if self.needs_reference else "none (grpo.beta is 0)"
+        absent = "the learner, its adapter off" if self.learner_scores else "none (grpo.beta is 0)"
+        reference = share(self.reference_gpu) if self.needs_reference else absent
         return [
             f"{generators}: {share(self.generator_gpu)}",
             f"reference: {reference}",
@@ -59,7 +61,7 @@ class Plan:
 def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
     """Shares for a machine (or cluster) with `gpus` GPUs. Raises `ConfigError` where they cannot be had."""
     resources = config.resources
-    needs_reference = config.grpo.beta > 0
+    needs_reference = config.needs_reference
 
     def share(value: float | None, automatic: float) -> float:
         return _ray_share(value if value is not None else (automatic if gpus else 0.0))
@@ -71,6 +73,7 @@ def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
         num_generators=resources.num_generators,
         threads=resources.threads,
         needs_reference=needs_reference,
+        learner_scores=config.learner_scores,
     )
     if fit(plan.shares, devices(gpus)) is None:
         wanted = (

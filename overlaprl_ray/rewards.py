@@ -20,6 +20,7 @@ from typing import Any
 
 from overlaprl_ray.answers import extract_gsm8k_answer, extract_math_answer, last_box, same_answer
 from overlaprl_ray.errors import BadBatch, ConfigError
+from overlaprl_ray.tasks.gym_scores import gym, gym_number, read_number, read_text
 
 MAX_REWARD = 1e30  # beyond float32, which rewards travel in, lies infinity
 
@@ -83,12 +84,14 @@ def boxed_format(prompts: Sequence[Any], completions: Sequence[Completion], **co
     return [float(last_box(text_of(c)) is not None) for c in completions]
 
 
-BUILT_IN: dict[str, RewardFunction] = {f.__name__: f for f in (exact_match, gsm8k, math, boxed_format)}
+BUILT_IN: dict[str, RewardFunction] = {f.__name__: f for f in (exact_match, gsm8k, math, boxed_format, gym, gym_number)}
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "exact_match": str.strip,
     "gsm8k": extract_gsm8k_answer,
     "math": extract_math_answer,
     "boxed_format": last_box,
+    "gym": read_text,
+    "gym_number": read_number,
 }
 
 

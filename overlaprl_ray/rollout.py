@@ -7,7 +7,8 @@ All tensors are on the CPU. Rows of a group are adjacent.
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,7 +58,7 @@ class Scores:
 
     logprobs: Tensor
     span: Span
-    memory_gb: float
+    memory_gb: float | None  # None: it has no process of its own
 
 
 def completion_mask(ids: Tensor, eos_ids: Sequence[int]) -> Tensor:
@@ -84,11 +85,15 @@ def position_ids(mask: Tensor) -> Tensor:
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
 
 
-def rows_of(rollout: Rollout, rows: slice) -> Rollout:
-    """A slice of rows, with the padding that no row of it needs cut away."""
+def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
+    """Some rows (a slice, or ids in any order), with the padding that none of them needs cut away."""
+    ids = torch.arange(len(rollout.rewards))[rows].tolist()
 
     def cut(value: Tensor) -> Tensor:
         return value[rows]
+
+    def pick(values: list[Any]) -> list[Any]:
+        return [values[row] for row in ids]
 
     prompt_mask, mask = cut(rollout.prompt_mask), cut(rollout.completion_mask)
     left = rollout.prompt_ids.shape[1] - int(prompt_mask.sum(1).max())
@@ -105,10 +110,10 @@ def rows_of(rollout: Rollout, rows: slice) -> Rollout:
         advantages=cut(rollout.advantages),
         groups=cut(rollout.groups),
         finished=cut(rollout.finished),
-        prompts=rollout.prompts[rows],
-        completions=rollout.completions[rows],
-        answers=rollout.answers[rows],
-        extracted=rollout.extracted[rows],
+        prompts=pick(rollout.prompts),
+        completions=pick(rollout.completions),
+        answers=pick(rollout.answers),
+        extracted=pick(rollout.extracted),
     )
 
 
@@ -150,11 +155,3 @@ def merge(shards: Sequence[Rollout]) -> Rollout:
         memory_gb=sum(s.memory_gb for s in shards),
         fault=next((s.fault for s in shards if s.fault), None),
     )
-
-
-def micro_batches(rollout: Rollout, size: int | None) -> Iterator[tuple[slice, Rollout]]:
-    """(rows, part) of at most `size` rows each, in order; None = everything at once."""
-    total = len(rollout.rewards)
-    for start in range(0, total, size or total):
-        rows = slice(start, min(start + (size or total), total))
-        yield rows, rows_of(rollout, rows)

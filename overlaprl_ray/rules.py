@@ -45,8 +45,8 @@ class Gate:
     kl: float | None = None  # nats per token over the rows with signal; None: the rule needs no forward pass
     signal_tokens: int = 0  # tokens `kl` was measured on
 
-    def rows(self, rows: slice, tokens: int) -> "Gate":
-        """What it says about a slice of the rows, cut to `tokens` completion tokens."""
+    def rows(self, rows: Tensor, tokens: int) -> "Gate":
+        """What it says about rows (by ids, in their order), cut to `tokens` completion tokens."""
         keep = None if self.keep is None else self.keep[rows, :tokens]
         return replace(self, weight=self.weight[rows], decision=self.decision[rows], keep=keep)
 

@@ -13,7 +13,8 @@ from transformers import PreTrainedTokenizerBase
 
 from overlaprl_ray.advantages import group_advantages
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.engines.hf import Generated, HFEngine
+from overlaprl_ray.engines import Engine
+from overlaprl_ray.engines.hf import Generated
 from overlaprl_ray.errors import BadBatch, RunError
 from overlaprl_ray.memory import memory_gb
 from overlaprl_ray.rewards import extracted, load_rewards, score
@@ -39,7 +40,7 @@ class Sampler:
         config: ExperimentConfig,
         task: Task,
         tokenizer: PreTrainedTokenizerBase,
-        engine: HFEngine,
+        engine: Engine,
         share: tuple[int, int] = (0, 1),
     ):
         self.config, self.task, self.tokenizer, self.engine = config, task, tokenizer, engine
@@ -90,7 +91,7 @@ class Sampler:
             extracted=[extracted(self.task.rewards[0], text) for text in texts],
             generate=(started, time.time()),
             load=load,
-            memory_gb=memory_gb(self.engine.model.device),
+            memory_gb=memory_gb(self.engine.device),
             fault=fault,
         )
 

@@ -22,6 +22,11 @@ from overlaprl_ray.rollout import completion_mask, pad_left, position_ids
 warnings.filterwarnings("ignore", message=".*past_key_values.*deprecated", category=FutureWarning)
 
 
+# Prompt tokens from which on a prompt that several rows share is computed once. SmolLM2-135M on a CPU, 60 tokens and
+# groups of 8: 31 % less time with 16 new tokens, 9 % with 64 (bfloat16). Short ones, as our sums, gain little.
+SHARED_FROM = 32
+
+
 @dataclasses.dataclass(frozen=True)
 class Generated:
     """Completions of B prompts, on the CPU: ids (B, T) int64, mask and logprobs (B, T), finished (B,) bool."""
@@ -63,15 +68,44 @@ class HFEngine:
         self.eos_ids = tuple(eos_ids)
         self.version = -1  # of the weights held; -1 until the first load
 
+    @property
+    def device(self) -> torch.device:
+        """Where it computes."""
+        return self.model.device
+
     @torch.no_grad()
     def load_weights(self, version: int, state: dict[str, Tensor]) -> None:
-        """Take over a policy's parameters (every one of them, by name)."""
-        own = dict(self.model.named_parameters())
+        """Take over a policy's trainable parameters (every one of them, by name); under LoRA the adapter's alone."""
+        own = {name: parameter for name, parameter in self.model.named_parameters() if parameter.requires_grad}
         if own.keys() != state.keys():
             raise ValueError(f"weights do not fit the model: {sorted(own.keys() ^ state.keys())[:3]}")
         for name, parameter in own.items():
             parameter.copy_(state[name])
         self.version = version
+
+    def _forward(self, tokens: Tensor, attention: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+        """Logits (b, V) after the last of the tokens (b, t); the cache takes in their keys and values."""
+        return self.model(
+            input_ids=tokens,
+            attention_mask=attention.long(),
+            position_ids=positions,
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        ).logits[:, -1]
+
+    def _prefill(
+        self, prompts: Sequence[Sequence[int]], ids: Tensor, attention: Tensor, positions: Tensor, cache: DynamicCache
+    ) -> Tensor:
+        """Logits (B, V) after the prompts (B, Tp); equal prompts, such as a group's, are computed once."""
+        places: dict[tuple[int, ...], int] = {}
+        owner = torch.tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts], device=ids.device)
+        if len(places) == len(prompts) or ids.shape[1] < SHARED_FROM:
+            return self._forward(ids, attention, positions, cache)
+        first = torch.tensor([owner.tolist().index(place) for place in range(len(places))], device=ids.device)
+        logits = self._forward(ids[first], attention[first], positions[first], cache)
+        cache.batch_select_indices(owner)
+        return logits[owner]
 
     @torch.no_grad()
     def generate(
@@ -94,17 +128,9 @@ class HFEngine:
         finished = torch.zeros(rows, dtype=torch.bool, device=device)
         running = torch.arange(rows, device=device)  # rows still in the batch, by their place in the output
         cache = DynamicCache(config=self.model.config)
-        width, tokens = prompt_ids.shape[1], prompt_ids.to(device)
+        width = prompt_ids.shape[1]
+        logits = self._prefill(prompts, prompt_ids.to(device), attention[:, :width], positions[:, :width], cache)
         for t in range(max_new_tokens):
-            seen = width + t
-            logits = self.model(
-                input_ids=tokens,
-                attention_mask=attention[running, :seen].long(),
-                position_ids=positions[running, seen - tokens.shape[1] : seen],
-                past_key_values=cache,
-                use_cache=True,
-                logits_to_keep=1,
-            ).logits[:, -1]
             chosen, chosen_logprobs = sample(logits, temperature, None if uniforms is None else uniforms[running, t])
             writing = ~finished[running]
             ids[running[writing], t] = chosen[writing]
@@ -112,13 +138,15 @@ class HFEngine:
             finished[running] |= torch.isin(chosen, eos)
             still = ~finished[running]
             left = int(still.sum())
-            if left == 0:
+            if left == 0 or t + 1 == max_new_tokens:
                 break
             if left <= 0.9 * len(running):  # each departure copies the cache: not for every single row
                 keep = still.nonzero().squeeze(-1)
                 cache.batch_select_indices(keep)
                 running, chosen = running[keep], chosen[keep]
-            tokens = chosen[:, None]
+            seen = width + t + 1
+            at = positions[running, seen - 1 : seen]
+            logits = self._forward(chosen[:, None], attention[running, :seen], at, cache)
 
         ids, logprobs = ids[:, : t + 1].cpu(), logprobs[:, : t + 1].cpu()
         mask = completion_mask(ids, self.eos_ids)

@@ -12,7 +12,7 @@ from typing import Any
 
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.tasks import arithmetic, gsm8k, records
+from overlaprl_ray.tasks import arithmetic, gsm8k, gym, records
 from overlaprl_ray.tasks.order import prompts_of_batch
 from overlaprl_ray.tasks.problem import Problem, Task
 
@@ -26,10 +26,15 @@ RESERVED = {"prompts", "completions", "answer"}
 
 def build_task(config: TaskConfig) -> Task:
     """The task that `config` describes, with `config.rewards` if it names any. ConfigError for anything wrong."""
-    if config.name not in BUILDERS:
-        raise ConfigError(f"task.name: {config.name!r} is no task; use one of {', '.join(BUILDERS)}")
-    task = BUILDERS[config.name](config)
-    return replace(task, rewards=tuple(config.rewards)) if config.rewards else task
+    if config.gym and not config.name.startswith(gym.PREFIX):
+        raise ConfigError(f"task.gym: task {config.name!r} is none of reasoning-gym's; set task.name to gym:<dataset>")
+    task = gym.build(config) if config.name.startswith(gym.PREFIX) else BUILDERS[config.name](config)
+    task = replace(task, rewards=tuple(config.rewards)) if config.rewards else task
+    if not config.name.startswith(gym.PREFIX) and {"gym", "gym_number"} & set(task.rewards):
+        raise ConfigError(
+            f"task.rewards: {', '.join(task.rewards)} cannot judge {config.name}; gym's are for gym: tasks"
+        )
+    return task
 
 
 def columns_of(problems: Sequence[Problem]) -> dict[str, list[Any]]:
