@@ -47,7 +47,11 @@ def config_hash(config: ExperimentConfig, but: str = "") -> str:
 
 
 def differences(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
-    """'name: old -> new' for each setting that a resumed run must not change; `grpo.num_steps` may."""
-    old, new = essentials(saved), essentials(config.model_dump(mode="json"))
+    """'name: old -> new' for each setting that a resumed run must not change; `grpo.num_steps` may.
+
+    A setting that did not exist when the run was saved had the effect of its default.
+    """
+    defaults = essentials(ExperimentConfig().model_dump(mode="json"))
+    old, new = {**defaults, **essentials(saved)}, essentials(config.model_dump(mode="json"))
     names = sorted({*old, *new} - {"grpo.num_steps"})
     return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]

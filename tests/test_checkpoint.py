@@ -228,3 +228,6 @@ def test_identity_is_what_a_number_depends_on():
     assert differences(saved, same) == []
     assert differences(saved, longer) == []
     assert differences(saved, other) == ["pipeline.lag: 1 -> 3"]
+    del saved["model"]["lora_r"]  # saved before there was such a setting
+    assert differences(saved, same) == []
+    assert differences(saved, small(model={"lora_r": 4})) == ["model.lora_r: 0 -> 4"]
