@@ -1,0 +1,194 @@
+"""TRL's GRPOTrainer on the work of an `ExperimentConfig`: the same prompts in the same order, the same rewards.
+
+Nothing is logged, saved or reported, the checkpoint option follows ours, and one optimizer update covers a whole batch,
+as ours does. Held-out accuracy comes from our own `Sampler.evaluate`, on its own copy of the weights.
+
+    track = run_trl(job, Path("runs/peers/r1-TRL-1-thread"))
+"""
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import PreTrainedTokenizerBase, TrainerCallback
+from trl import GRPOConfig, GRPOTrainer
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models import load_tokenizer
+from overlaprl_ray.parts import build_sampler
+from overlaprl_ray.peers.arms import Bf16, Job, Track
+from overlaprl_ray.rewards import load_rewards, score, text_of
+from overlaprl_ray.sampler import encode
+from overlaprl_ray.tasks import Problem, Task, build_task, columns_of, prompts_of_batch
+
+
+def trl_settings(config: ExperimentConfig, bf16: Bf16 | None, steps: int) -> dict[str, Any]:
+    """Keyword arguments of TRL's `GRPOConfig` for the same algorithm. `ConfigError` for what TRL does not have.
+
+    `bf16`: "autocast" keeps float32 weights as our optimizer does, "weights" holds all in bfloat16, which is faster
+    and loses small updates; None computes in float32.
+    """
+    grpo = config.grpo
+    micro = grpo.micro_batch_size or grpo.batch_rows
+    _refuse(config, micro)
+    return {
+        "learning_rate": grpo.lr,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "weight_decay": grpo.weight_decay,
+        "max_grad_norm": grpo.max_grad_norm,
+        "optim": "adamw_torch_fused",
+        "adam_beta1": 0.9,
+        "adam_beta2": 0.999,
+        "adam_epsilon": 1e-8,
+        "per_device_train_batch_size": micro,
+        "gradient_accumulation_steps": grpo.batch_rows // micro,
+        "num_generations": grpo.group_size,
+        "max_completion_length": grpo.max_new_tokens,
+        "temperature": grpo.temperature,
+        "top_p": grpo.top_p,
+        "top_k": grpo.top_k,
+        "beta": grpo.beta,
+        "epsilon": grpo.clip_eps,
+        "epsilon_high": grpo.clip_eps_high,
+        "delta": grpo.dual_clip,
+        "loss_type": grpo.loss_type,
+        "importance_sampling_level": grpo.importance_level,
+        "scale_rewards": "group" if grpo.scale_rewards else "none",
+        "num_iterations": 1,
+        "shuffle_dataset": False,
+        "max_steps": steps,
+        "seed": config.seed,
+        "bf16": bf16 == "autocast",
+        "model_init_kwargs": {"dtype": "bfloat16" if bf16 == "weights" else "float32"},
+        "gradient_checkpointing": config.model.gradient_checkpointing,
+        "use_vllm": False,
+        "use_cpu": not torch.cuda.is_available(),
+        "dataloader_pin_memory": False,
+        "logging_strategy": "no",
+        "save_strategy": "no",
+        "report_to": "none",
+        "disable_tqdm": True,
+    }
+
+
+def _refuse(config: ExperimentConfig, micro: int) -> None:
+    grpo = config.grpo
+    wanted = {"num_minibatches": 1, "num_iterations": 1, "correction": "none", "kl_penalty": "k3"}
+    for name, value in wanted.items():
+        if getattr(grpo, name) != value:
+            raise ConfigError(f"grpo.{name} = {getattr(grpo, name)}: TRL's arm does only {value}; leave it at that")
+    if config.model.reference is not None:
+        raise ConfigError("model.reference: TRL's arm takes the initial policy as reference; leave it null")
+    if grpo.batch_rows % micro:
+        raise ConfigError(f"grpo.micro_batch_size = {micro}: TRL's arm needs a divisor of {grpo.batch_rows} rows")
+
+
+def stream(config: ExperimentConfig, task: Task, steps: int) -> list[Problem]:
+    """The prompts of batches 1 to `steps`, one after another, as our generator takes them."""
+    count = config.grpo.num_prompts_per_step
+    return [p for batch in range(1, steps + 1) for p in prompts_of_batch(task.train, config.seed, batch, count)]
+
+
+def trl_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, system_prompt: str | None) -> Any:
+    """A problem as TRL takes it: a conversation where the tokenizer has a chat template, else plain text."""
+    if tokenizer.chat_template is None:
+        return problem.prompt
+    system = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
+    return [*system, {"role": "user", "content": problem.prompt}]
+
+
+def check_prompts(
+    trainer: Any, tokenizer: PreTrainedTokenizerBase, problems: Sequence[Problem], system_prompt: str | None
+) -> None:
+    """Raise `RunError` unless TRL turns every problem into the very tokens that our generator starts from."""
+    different = list({problem.prompt: problem for problem in problems}.values())
+    theirs, _, _ = trainer._tokenize_prompts([trl_prompt(tokenizer, p, system_prompt) for p in different])
+    for problem, other in zip(different, theirs, strict=True):
+        own = encode(tokenizer, problem.prompt, system_prompt)
+        if own != list(other):
+            raise RunError(f"prompt {problem.prompt!r:.80}: {own} here, {other} in TRL; they would do different work")
+
+
+class Clock(TrainerCallback):
+    """Notes when each step ended, and evaluates every so many steps with the clock standing still."""
+
+    def __init__(self, job: Job, task: Task):
+        self.job = job
+        self.sampler = build_sampler(job.config, task) if job.every else None
+        self.ends: list[float] = []
+        self.evaluations: list[tuple[int, float]] = []
+        self.zero = 0.0
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The first batch's generation is about to begin: zero. The policy as it starts is evaluated before that."""
+        if state.global_step == 0:
+            self._evaluate(0, kwargs["model"])
+            self.zero = time.perf_counter()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """The weights after a step exist."""
+        now = time.perf_counter()
+        self.ends.append(now - self.zero)
+        job, step = self.job, state.global_step
+        timed_out = job.seconds is not None and self.ends[-1] >= job.seconds
+        last = timed_out or step == args.max_steps
+        if job.every and (last or step % job.every == 0):
+            accuracy = self._evaluate(step, kwargs["model"])
+            last = last or (job.target is not None and accuracy >= job.target)
+            self.zero += time.perf_counter() - now
+        control.should_training_stop = last
+
+    def _evaluate(self, step: int, model: Any) -> float:
+        if self.sampler is None:
+            return 0.0
+        self.sampler.engine.load_weights(step, {name: p.detach() for name, p in model.named_parameters()})
+        accuracy, _ = self.sampler.evaluate()
+        self.evaluations.append((step, accuracy))
+        return accuracy
+
+
+class Reward:
+    """The task's rewards, called as ours are, on problems by their place in the stream; notes tokens and means."""
+
+    __name__ = "task"
+
+    def __init__(self, config: ExperimentConfig, task: Task, problems: Sequence[Problem]):
+        self.functions, self.weights, self.problems = load_rewards(task.rewards), config.task.reward_weights, problems
+        self.tokens: list[int] = []
+        self.means: list[float] = []
+
+    def __call__(self, completions: list[Any], completion_ids: list[list[int]], place: list[int], **_: Any) -> Any:
+        """One number per completion."""
+        asked = [self.problems[i] for i in place]
+        texts = [text_of(completion) for completion in completions]
+        total, _ = score(self.functions, self.weights, [p.prompt for p in asked], texts, columns_of(asked))
+        self.tokens.append(sum(map(len, completion_ids)))
+        self.means.append(sum(total) / len(total))
+        return total
+
+
+def run_trl(job: Job, folder: Path) -> Track:
+    """Train with TRL in this process; `folder` takes what it insists on writing."""
+    config = job.config
+    torch.set_num_threads(job.arm.threads)
+    task, steps = build_task(config.task), config.grpo.num_steps
+    tokenizer = load_tokenizer(config.grpo.model_name)
+    problems = stream(config, task, steps)
+    prompts = [trl_prompt(tokenizer, problem, config.task.system_prompt) for problem in problems]
+    clock, reward = Clock(job, task), Reward(config, task, problems)
+    trainer = GRPOTrainer(
+        model=config.grpo.model_name,
+        reward_funcs=reward,
+        args=GRPOConfig(output_dir=str(folder / "trl"), **trl_settings(config, job.arm.bf16, steps)),
+        train_dataset=Dataset.from_dict({"prompt": prompts, "place": list(range(len(prompts)))}),
+        processing_class=tokenizer,
+        callbacks=[clock],
+    )
+    check_prompts(trainer, tokenizer, problems, config.task.system_prompt)
+    trainer.train()
+    return Track(clock.ends, reward.tokens, reward.means, clock.evaluations)
