@@ -20,7 +20,7 @@ from typing import Any
 
 from overlaprl_ray.answers import extract_gsm8k_answer, extract_math_answer, last_box, same_answer
 from overlaprl_ray.errors import BadBatch, ConfigError
-from overlaprl_ray.tasks.gym_scores import gym, gym_number, read_number, read_text
+from overlaprl_ray.tasks.gym_scores import Item, marks, read_number, read_text
 
 MAX_REWARD = 1e30  # beyond float32, which rewards travel in, lies infinity
 
@@ -84,7 +84,30 @@ def boxed_format(prompts: Sequence[Any], completions: Sequence[Completion], **co
     return [float(last_box(text_of(c)) is not None) for c in completions]
 
 
-BUILT_IN: dict[str, RewardFunction] = {f.__name__: f for f in (exact_match, gsm8k, math, boxed_format, gym, gym_number)}
+def gym(
+    prompts: Sequence[Any],
+    completions: Sequence[Completion],
+    answer: Sequence[str],
+    gym: Sequence[Item],
+    **columns: Any,
+) -> list[float]:
+    """The marks, 0 to 1, that reasoning-gym's scorer gives the tagged answer or the whole completion."""
+    return [marks(read_text(text_of(c)), item) for c, item in zip(completions, gym, strict=True)]
+
+
+def gym_number(
+    prompts: Sequence[Any],
+    completions: Sequence[Completion],
+    answer: Sequence[str],
+    gym: Sequence[Item],
+    **columns: Any,
+) -> list[float]:
+    """The marks, 0 to 1, that reasoning-gym's scorer gives the tagged answer or the completion's last number."""
+    return [marks(read_number(text_of(c)), item) for c, item in zip(completions, gym, strict=True)]
+
+
+GYM: dict[str, RewardFunction] = {f.__name__: f for f in (gym, gym_number)}  # only for tasks gym:<dataset>
+BUILT_IN: dict[str, RewardFunction] = {f.__name__: f for f in (exact_match, gsm8k, math, boxed_format)}
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "exact_match": str.strip,
     "gsm8k": extract_gsm8k_answer,
@@ -131,12 +154,13 @@ def load_rewards(names: Sequence[str]) -> dict[str, RewardFunction]:
     for name in names:
         if name in functions:
             raise ConfigError(f"task.rewards: {name!r} is there twice; name it once and set its task.reward_weights")
-        if ":" not in name and name not in BUILT_IN:
+        known = BUILT_IN | GYM
+        if ":" not in name and name not in known:
             raise ConfigError(
-                f"task.rewards: {name!r} is not one of {', '.join(BUILT_IN)}{_nearest(name, list(BUILT_IN))}"
+                f"task.rewards: {name!r} is not one of {', '.join(known)}{_nearest(name, list(known))}"
                 '; write "package.module:function" for a function of your own'
             )
-        functions[name] = BUILT_IN[name] if name in BUILT_IN else _imported(name)
+        functions[name] = known[name] if name in known else _imported(name)
     return functions
 
 

@@ -1,13 +1,17 @@
 """The decode loop: greedy equals transformers' own, logprobs are of what was sampled, rows leave one another alone."""
 
+import importlib.util
 import os
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+from overlaprl_ray.cli import build_config
 from overlaprl_ray.config import TinyConfig
-from overlaprl_ray.engines.hf import HFEngine, row_uniforms, sample
+from overlaprl_ray.engines.hf import SHARED_FROM, HFEngine, row_uniforms, sample
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.inputs import check_inputs
 from overlaprl_ray.logprobs import check_head, response_logprobs
 from overlaprl_ray.rollout import completion_mask, pad_left, position_ids
 from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
@@ -124,6 +128,36 @@ def test_finished_rows_leave_the_batch(model, engine, monkeypatch):
     assert out.finished.any()
 
 
+def test_a_groups_prompt_is_computed_once_and_its_rows_are_as_if_alone(model, engine, monkeypatch):
+    long = [[5 + (3 * i + 7 * j) % 80 for j in range(SHARED_FROM + i)] for i in range(3)]
+    prompts = [long[i] for i in (0, 0, 0, 1, 1, 1, 2, 2, 2)]
+    computed = []
+    forward = model.forward
+
+    def counting(*args, **kwargs):
+        computed.append(kwargs["input_ids"].shape)
+        return forward(*args, **kwargs)
+
+    monkeypatch.setattr(model, "forward", counting)
+    out = engine.generate(prompts, 12, 1.0, seeds(9))
+    assert computed[:2] == [(3, SHARED_FROM + 2), (9, 1)]
+    for row, prompt in enumerate(prompts):
+        alone = engine.generate([prompt], 12, 1.0, [seeds(9)[row]])
+        width = int(alone.mask.sum())
+        assert torch.equal(alone.ids[0, :width], out.ids[row, :width])
+        assert (alone.logprobs[0, :width] - out.logprobs[row, :width]).abs().max() < 1e-4
+    assert not torch.equal(out.ids[0], out.ids[1])  # one prompt, each row its own seed
+
+
+def test_short_prompts_are_computed_row_by_row(model, engine, monkeypatch):
+    """So that runs of the built-in task keep their bits."""
+    sizes = []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *a, **k: (sizes.append(k["input_ids"].shape), forward(*a, **k))[1])
+    engine.generate([[5] * (SHARED_FROM - 1)] * 4, 2, 1.0, seeds(4))
+    assert sizes[0] == (4, SHARED_FROM - 1)
+
+
 def test_every_eos_id_ends_a_row(model):
     eos = tuple(range(0, 98, 3))
     out = HFEngine(model, 0, eos).generate([[5]] * 16, 12, 1.5, seeds(16))
@@ -213,3 +247,15 @@ def test_tiny_tokenizer_round_trips_text():
 def test_position_ids_count_from_the_first_real_token():
     mask = torch.tensor([[False, False, True, True], [True, True, True, True]])
     assert position_ids(mask).tolist() == [[0, 0, 0, 1], [0, 1, 2, 3]]
+
+
+def test_vllm_missing_is_found_before_anything_starts(monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    config = build_config({"model": {"engine": "vllm", "tiny": {"heads": 2}}})
+    with pytest.raises(ConfigError, match=r"model.engine = 'vllm'.*pip install 'overlaprl_ray\[vllm\]'.*or use hf"):
+        check_inputs(config)
+
+
+def test_heads_that_vllm_cannot_compute_are_refused_with_ones_that_it_can():
+    with pytest.raises(ConfigError, match=r"model.engine=vllm wants heads of 32.*makes 16; try heads=2 and hidden=64"):
+        build_config({"model": {"engine": "vllm"}})

@@ -28,7 +28,13 @@ def build_task(config: TaskConfig) -> Task:
     """The task that `config` describes, with `config.rewards` if it names any. ConfigError for anything wrong."""
     if config.gym and not config.name.startswith(gym.PREFIX):
         raise ConfigError(f"task.gym: task {config.name!r} is none of reasoning-gym's; set task.name to gym:<dataset>")
-    task = gym.build(config) if config.name.startswith(gym.PREFIX) else BUILDERS[config.name](config)
+    if config.name.startswith(gym.PREFIX):
+        task = gym.build(config)
+    elif config.name in BUILDERS:
+        task = BUILDERS[config.name](config)
+    else:
+        names = ", ".join(BUILDERS)
+        raise ConfigError(f"task.name: {config.name!r} is no task; use one of {names}, or gym:<dataset>")
     task = replace(task, rewards=tuple(config.rewards)) if config.rewards else task
     if not config.name.startswith(gym.PREFIX) and {"gym", "gym_number"} & set(task.rewards):
         raise ConfigError(

@@ -1,25 +1,25 @@
-"""The rewards of `gym:` tasks: reasoning-gym's own scorers, on the answer that is read out of a completion.
+"""How `gym:` tasks are judged: by reasoning-gym's own scorers, on the answer that is read out of a completion.
 
-Read is the content of the last `<answer>...</answer>`. Without one, `gym` takes the whole completion and `gym_number`
-its last number: small models answer in a sentence and know no tags. A task whose answers all are numbers uses
-`gym_number`, any other `gym`. Scorers may give part of the marks; only 1.0 counts as right.
+Read is the content of the last `<answer>...</answer>`. Without one, reward `gym` takes the whole completion and
+`gym_number` its last number: small models answer in a sentence and know no tags. A task whose answers all are numbers
+uses `gym_number`, any other `gym`. Scorers may give part of the marks; only 1.0 counts as right.
 
 Example::
 
-    gym_number(prompts, ["the sum is 1,064."], answer=["1064"], gym=[task.train[0].columns["gym"]])  # [1.0]
+    marks(read_number("the sum is 1,064."), task.train[0].columns["gym"])  # 1.0 where 1064 is right
 """
 
 import functools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
 from overlaprl_ray.answers import MAX_TEXT, last_number
 
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+OPENING, CLOSING = "<answer>", "</answer>"
 
 # Datasets whose scorers hand the completion to Python's or sympy's `eval`.
 EVALUATING = {
@@ -57,8 +57,10 @@ def dataset_of(name: str, settings: str) -> Any:
 
 def tagged(text: str) -> str | None:
     """The content of the last `<answer>...</answer>`, stripped; None without one."""
-    found = _TAG.findall(text[-MAX_TEXT:])
-    return found[-1].strip() if found else None
+    text = text[-MAX_TEXT:]
+    end = text.rfind(CLOSING)
+    start = text.rfind(OPENING, 0, max(0, end))
+    return text[start + len(OPENING) : end].strip() if start >= 0 else None
 
 
 def read_text(text: str) -> str:
@@ -81,7 +83,8 @@ def harmless(text: str) -> bool:
     return not (len(text) > MAX_EVALUATED or repeats or towers or _CALL.search(text) or _BEYOND.search(text))
 
 
-def _score(answer: str | None, item: Item) -> float:
+def marks(answer: str | None, item: Item) -> float:
+    """What the dataset's scorer gives an answer, 0 to 1; 0 for none, and where the scorer fails or must not look."""
     if answer is None or (item.dataset in EVALUATING and not harmless(answer)):
         return 0.0
     try:
@@ -89,17 +92,3 @@ def _score(answer: str | None, item: Item) -> float:
     except Exception:  # scorers are not all made for text that is no answer at all
         return 0.0
     return value if isfinite(value) else 0.0
-
-
-def gym(
-    prompts: Sequence[Any], completions: Sequence[str], answer: Sequence[str], gym: Sequence[Item], **columns: Any
-) -> list[float]:
-    """The scorer's marks, 0 to 1, of the tagged answer or the whole completion."""
-    return [_score(read_text(text), item) for text, item in zip(completions, gym, strict=True)]
-
-
-def gym_number(
-    prompts: Sequence[Any], completions: Sequence[str], answer: Sequence[str], gym: Sequence[Item], **columns: Any
-) -> list[float]:
-    """The scorer's marks, 0 to 1, of the tagged answer or the last number of the completion."""
-    return [_score(read_number(text), item) for text, item in zip(completions, gym, strict=True)]
