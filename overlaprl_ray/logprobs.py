@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from overlaprl_ray.rollout import Rollout, position_ids
 
-CHUNK_LOGITS = 2**24  # logits per chunk: 64 MiB in float32
+CHUNK_LOGITS = 2**24  # logits per chunk: 64 MiB in float32; smaller ones only fragment a CPU's heap
 
 
 def response_logprobs(model: PreTrainedModel, rollout: Rollout, temperature: float) -> tuple[Tensor, Tensor]:
@@ -54,8 +54,8 @@ def _token_logprobs(hidden: Tensor, targets: Tensor, head: torch.nn.Module, temp
     log_normalizer = logits.logsumexp(dim=-1)
     logprobs = logits.gather(-1, targets[:, None]).squeeze(-1) - log_normalizer
     with torch.no_grad():
-        probabilities = (logits - log_normalizer[:, None]).exp()
-        entropy = log_normalizer - (probabilities * logits).sum(-1)
+        probabilities = (logits - log_normalizer[:, None]).exp_()
+        entropy = log_normalizer - probabilities.mul_(logits).sum(-1)
     return logprobs, entropy
 
 

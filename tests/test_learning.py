@@ -36,7 +36,7 @@ def test_the_default_run_learns(tmp_path, seed):
 
 def test_every_command_in_the_readme_is_understood():
     """Options that README names exist and take the values it gives."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
     lines = [line.split("#")[0] for line in text.splitlines() if line.startswith("python scripts/train.py")]
     assert len(lines) >= 3
     assert any("--resume" in line for line in lines)  # which needs a run's folder: test_storage.py

@@ -16,7 +16,9 @@ def measured(kind: str, rows: int, folder: Path) -> tuple[float, torch.Tensor]:
     """(peak above what was resident before the step, GB; gradient)"""
     script, gradient = Path(__file__).parent / "peak.py", folder / f"{kind}-{rows}.pt"
     command = [sys.executable, str(script), kind, str(rows), str(LAYERS), str(gradient)]
-    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800).stdout
+    # glibc gives blocks from this size back at once: else its heap's fragments count, another number in every run
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "1048576"}
+    out = subprocess.run(command, check=True, capture_output=True, text=True, timeout=1800, env=environment).stdout
     found = json.loads(out.splitlines()[-1])
     print(kind, rows, found)
     return found["peak_gb"] - found["before_gb"], torch.load(gradient)

@@ -88,7 +88,8 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
     from sweep import main
 
     with pytest.raises(ConfigError, match=r"grpo.model_name = './none': cannot be loaded"):
-        main([str(SHIPPED[0]), "--dry-run", "--dir", str(tmp_path / "s"), "--grpo.model_name", "./none"])
+        arguments = ["--dry-run", "--dir", str(tmp_path / "s"), "--grpo.model_name", "./none"]
+        main([str(ROOT / "tune_configs" / "smoke.yaml"), *arguments])
 
 
 @pytest.mark.slow
