@@ -87,9 +87,9 @@ def test_a_dry_run_refuses_what_a_run_would(tmp_path):
     sys.path.insert(0, str(ROOT / "scripts"))
     from sweep import main
 
+    arguments = [str(ROOT / "tune_configs" / "smoke.yaml"), "--dir", str(tmp_path / "s"), "--grpo.model_name", "./none"]
     with pytest.raises(ConfigError, match=r"grpo.model_name = './none': cannot be loaded"):
-        arguments = ["--dry-run", "--dir", str(tmp_path / "s"), "--grpo.model_name", "./none"]
-        main([str(ROOT / "tune_configs" / "smoke.yaml"), *arguments])
+        main([*arguments, "--dry-run"])
 
 
 @pytest.mark.slow
