@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from overlaprl_ray.config import (
     ExperimentConfig,
-    GRPOConfig,
     ModelConfig,
     OutputConfig,
     PipelineConfig,
@@ -17,6 +16,7 @@ from overlaprl_ray.config import (
     TaskConfig,
 )
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.grpo_config import GRPOConfig
 
 if TYPE_CHECKING:
     from overlaprl_ray.replay import replay

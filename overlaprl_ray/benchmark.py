@@ -23,8 +23,9 @@ import yaml
 from rich.console import Console
 
 from overlaprl_ray.benchmark_report import write_report
-from overlaprl_ray.config import TINY, ExperimentConfig
-from overlaprl_ray.preflight import preflight
+from overlaprl_ray.checks.preflight import preflight
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.grpo_config import TINY
 from overlaprl_ray.recorder import environment
 from overlaprl_ray.run import ray_running, train
 from overlaprl_ray.summary import STAGES, WARM_UP, bounds

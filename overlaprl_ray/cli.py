@@ -16,8 +16,9 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from overlaprl_ray.config import TINY_DEFAULTS, ExperimentConfig
+from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.grpo_config import TINY_DEFAULTS
 
 Model = TypeVar("Model", bound=BaseModel)
 

@@ -1,4 +1,4 @@
-"""Every setting of a run, with its default, its unit and its limits: the only place for any of them.
+"""Every setting of a run, with its default, its unit and its limits. The algorithm's are in grpo_config.py.
 
 `ExperimentConfig()` is the built-in default (a tiny model, arithmetic, no download). Unknown keys fail.
 
@@ -6,120 +6,24 @@
     train(ExperimentConfig(grpo=GRPOConfig(num_steps=20), seed=1))
 """
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-TINY = "tiny"  # the built-in model: made and warm-started here, downloaded from nowhere
-
-# What the built-in model wants instead of the defaults below, which are meant for pretrained models.
-TINY_DEFAULTS: dict[str, Any] = {
-    "lr": 1e-3,
-    "num_steps": 250,
-    "num_prompts_per_step": 32,
-    "max_new_tokens": 5,
-    "temperature": 1.0,
-    "beta": 0.001,
-    "micro_batch_size": None,
-}
-
-# The upper limits are far beyond any use: they catch a slip before a machine's memory or a timer does.
-# A Field beside one of these must not set the same limit again: this one would win.
-Positive = Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
-NonNegative = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
-Count = Annotated[int, Field(ge=1, le=10**6)]
-Whole = Annotated[int, Field(ge=0, le=10**6)]
-Seed = Annotated[int, Field(ge=0, lt=2**31)]
-Share = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-Weight = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
-
-
-class Group(BaseModel):
-    """A group of settings: frozen, and closed to unknown keys."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
-
-    @field_validator("*", mode="before")
-    @classmethod
-    def _keep_bools_apart(cls, value: Any, info: ValidationInfo) -> Any:
-        """`num_steps: yes` is a slip, though pydantic would take it for 1 (and 1 for true)."""
-        wants_bool = cls.model_fields[info.field_name or ""].annotation is bool
-        if isinstance(value, bool) != wants_bool:
-            kind = "true or false" if wants_bool else "neither true nor false"
-            raise PydanticCustomError("bool_type", "input should be {kind}", {"kind": kind})
-        return value
-
-
-class GRPOConfig(Group):
-    """The algorithm: Group Relative Policy Optimization (DeepSeekMath, arXiv 2402.03300) and its known variants."""
-
-    model_name: str = Field(TINY, description=f"'{TINY}' (built in), a model folder, or a Hugging Face hub name")
-    lr: float = Field(1e-5, gt=0, le=1, description="AdamW's learning rate, > 0 and at most 1")
-    num_steps: Count = Field(50, description="steps: batches judged and trained on or discarded, >= 1")
-    num_prompts_per_step: Count = Field(4, description="P: prompts per batch, >= 1")
-    group_size: int = Field(
-        8, ge=2, le=10**6, description="G: completions per prompt, >= 2 (a group of one has no advantage)"
-    )
-    max_new_tokens: Count = Field(256, description="longest completion, tokens, >= 1")
-    temperature: float = Field(
-        0.7, ge=0.01, le=100, description="sampling temperature, 0.01 to 100 (logprobs are taken at the same one)"
-    )
-    top_p: float = Field(1.0, ge=1, le=1, description="only 1.0: rollouts do not carry the kept token ids yet")
-    top_k: Literal[0] = Field(0, description="only 0 (off): rollouts do not carry the kept token ids yet")
-    clip_eps: NonNegative = Field(0.2, lt=1, description="lower clip range of the ratio, 0 to 1")
-    clip_eps_high: NonNegative | None = Field(None, description="upper clip range of the ratio, >= 0; null = clip_eps")
-    dual_clip: Positive | None = Field(None, gt=1, description="cap on the ratio where A < 0, > 1; null = off")
-    beta: NonNegative = Field(0.04, description="weight of the reference penalty, >= 0; 0 = no reference model at all")
-    kl_penalty: Literal["k2", "k3", "straight_through"] = Field(
-        "k3", description="reference penalty; straight_through = value of k3, gradient of k2"
-    )
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("grpo", description="how token losses are averaged")
-    importance_level: Literal["token", "sequence"] = Field("token", description="ratio per token or sequence (GSPO)")
-    correction: Literal["none", "truncated", "decoupled"] = Field("none", description="off-policy correction")
-    correction_cap: Positive = Field(2.0, description="C: cap of the correction's weight, > 0")
-    scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation")
-    micro_batch_size: Count | None = Field(8, description="rows per forward/backward, >= 1; null = whole update")
-    micro_batch_tokens: Count | None = Field(
-        None, description="instead: tokens per forward/backward, padding included, of rows sorted by length, >= 1"
-    )
-    num_minibatches: Count = Field(1, description="updates per batch, >= 1, each on a slice of whole groups; divides P")
-    num_iterations: Count = Field(1, description="passes over each batch, >= 1")
-    max_grad_norm: Positive = Field(1.0, description="gradient norm is clipped to this, > 0")
-    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay, >= 0")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _fill_defaults(cls, data: Any) -> Any:
-        if isinstance(data, dict) and data.get("micro_batch_tokens") is not None:
-            data = {"micro_batch_size": None, **data}
-        if isinstance(data, dict) and data.get("model_name", TINY) == TINY:
-            return {**TINY_DEFAULTS, **data}
-        return data
-
-    @model_validator(mode="after")
-    def _check(self) -> "GRPOConfig":
-        if self.num_prompts_per_step % self.num_minibatches:
-            raise ValueError(
-                f"num_minibatches={self.num_minibatches} must divide num_prompts_per_step="
-                f"{self.num_prompts_per_step}, so that each update takes whole groups"
-            )
-        if self.micro_batch_tokens is not None and self.micro_batch_size is not None:
-            raise ValueError(
-                f"micro_batch_tokens={self.micro_batch_tokens} and micro_batch_size={self.micro_batch_size}: both "
-                "divide an update; set one of them to null"
-            )
-        return self
-
-    @property
-    def batch_rows(self) -> int:
-        """B = P * G: completions per batch."""
-        return self.num_prompts_per_step * self.group_size
-
-    @property
-    def update_rows(self) -> int:
-        """Rows of one optimizer update."""
-        return self.batch_rows // self.num_minibatches
+from overlaprl_ray.grpo_config import (
+    TINY,
+    Count,
+    Group,
+    GRPOConfig,
+    NonNegative,
+    Positive,
+    Seed,
+    Share,
+    Weight,
+    Whole,
+)
 
 
 class TinyConfig(Group):
@@ -191,6 +95,17 @@ class TaskConfig(Group):
             near = ", ".join(map(repr, tasks))
             raise PydanticCustomError("task_name", "input should be {near} or 'gym:<dataset>'", {"near": near})
         return name
+
+    @field_validator("gym")
+    @classmethod
+    def _plain(cls, gym: dict[str, Any]) -> dict[str, Any]:
+        """config.yaml and a trial's name are made of it: what JSON cannot say would not come back as it was."""
+        try:
+            if json.loads(json.dumps(gym, allow_nan=False)) == gym:
+                return gym
+        except (TypeError, ValueError):
+            pass
+        raise PydanticCustomError("gym_values", "input should be names with numbers, texts, true, false, null or lists")
 
     @model_validator(mode="after")
     def _check(self) -> "TaskConfig":

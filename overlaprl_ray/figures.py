@@ -1,4 +1,4 @@
-"""Figures of a study: what was learned, how fast, and at what speed. Those about staleness are in staleness_figures.py.
+"""Figures of a study: what was learned, how fast, at what speed. reports/staleness_figures.py has those on staleness.
 
 Colours are Okabe and Ito's, which colour-blind people tell apart, always the same for a mode; line styles and markers
 tell apart what a printer makes grey. Bands and bars are 95 % t intervals over seeds; one seed has none. A function that
@@ -20,12 +20,12 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure  # no pyplot: it keeps state that threads would share
 
-from overlaprl_ray.budgets import Budget, Curve, curves
-from overlaprl_ray.gantt import figure_of
-from overlaprl_ray.loading import Results
-from overlaprl_ray.statistics import interval, t_quantile
+from overlaprl_ray.reports.budgets import Budget, Curve, curves
+from overlaprl_ray.reports.loading import Results
+from overlaprl_ray.reports.statistics import interval, t_quantile
+from overlaprl_ray.reports.trials import MODES, labels, varying
 from overlaprl_ray.timeline import Timeline, load_trace
-from overlaprl_ray.trials import MODES, labels, varying
+from overlaprl_ray.watching.gantt import figure_of
 
 COLOURS = {"sync": "#4D4D4D", "async": "#E69F00", "staleness": "#009E73", "overlap": "#0072B2"}
 OTHERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#4D4D4D", "#B8A900")

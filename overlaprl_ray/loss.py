@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from overlaprl_ray.config import GRPOConfig
+from overlaprl_ray.grpo_config import GRPOConfig
 from overlaprl_ray.kl import KLPenalty, clamp_log_ratio, masked_mean, reference_penalty
 
 LossType = Literal["grpo", "dapo", "dr_grpo"]

@@ -18,9 +18,10 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from overlaprl_ray.config import TINY, ExperimentConfig, ModelConfig
+from overlaprl_ray.checks.inputs import model_error
+from overlaprl_ray.config import ExperimentConfig, ModelConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.inputs import model_error
+from overlaprl_ray.grpo_config import TINY
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.tiny import ensure_tiny, tiny_config, tiny_tokenizer
 

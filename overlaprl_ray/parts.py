@@ -7,9 +7,10 @@ import os
 
 from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerBase
 
-from overlaprl_ray.config import TINY, ExperimentConfig
+from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.engines import Engine
 from overlaprl_ray.engines.hf import HFEngine
+from overlaprl_ray.grpo_config import TINY
 from overlaprl_ray.learner import Learner
 from overlaprl_ray.lora import add_adapter
 from overlaprl_ray.models import eos_ids, load_model, load_tokenizer

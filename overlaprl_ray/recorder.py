@@ -13,17 +13,17 @@ from typing import Any
 
 import yaml
 
+from overlaprl_ray.checks.notices import notices
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.decisions import thrown_away
 from overlaprl_ray.environment import environment
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.files import cut_back, replace_text, writing
-from overlaprl_ray.gantt import draw_gantt
 from overlaprl_ray.metrics import Evaluation, StepResult
-from overlaprl_ray.notices import notices
 from overlaprl_ray.rollout import Span
 from overlaprl_ray.summary import WARM_UP, summarize
 from overlaprl_ray.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
+from overlaprl_ray.watching.gantt import draw_gantt
 
 TIME_FIELDS = ("wall_s", "tokens_per_s")  # and all under time/ and memory/: what differs between equal runs
 

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.parts import build_learner, build_reference, build_sampler
-from overlaprl_ray.preflight import preflight
 from overlaprl_ray.rollout import merge
 from overlaprl_ray.sampler import Sampler
 from overlaprl_ray.schedule import evaluations, weights_step

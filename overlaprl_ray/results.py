@@ -1,6 +1,6 @@
 """What a study says in one table: a row per distinct setting, means over seeds with their intervals.
 
-Loading is in loading.py, intervals in statistics.py, comparisons of settings in comparison.py.
+Loading, intervals and comparisons of settings are in reports/: loading.py, statistics.py, comparison.py.
 
     results = load("runs/modes"); print(markdown(results))
     summary_table(results)[["mode", "n", "reward", "reward_low", "reward_high"]]
@@ -12,10 +12,10 @@ import numpy as np
 import pandas as pd
 from rich.table import Table
 
-from overlaprl_ray.budgets import to_target
-from overlaprl_ray.loading import Results, load, save
-from overlaprl_ray.statistics import interval
-from overlaprl_ray.trials import effective, labels, shown, varying
+from overlaprl_ray.reports.budgets import to_target
+from overlaprl_ray.reports.loading import Results, load, save
+from overlaprl_ray.reports.statistics import interval
+from overlaprl_ray.reports.trials import effective, labels, shown, varying
 
 __all__ = ["Results", "default_target", "display_table", "load", "markdown", "notes", "save", "summary_table",
            "terminal_table", "varying"]  # fmt: skip

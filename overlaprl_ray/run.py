@@ -20,21 +20,21 @@ import yaml
 from rich.console import Console
 
 from overlaprl_ray.checkpoint import Checkpoint, clear_scratch, newest_checkpoint
+from overlaprl_ray.checks.notices import floor_notice
+from overlaprl_ray.checks.preflight import Preflight, preflight
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.files import locked, writing
 from overlaprl_ray.identity import differences
-from overlaprl_ray.loggers import RunLoggers
 from overlaprl_ray.metrics import Evaluation, StepResult
-from overlaprl_ray.monitor import greeting, provision
-from overlaprl_ray.notices import floor_notice
 from overlaprl_ray.pipeline import Pipeline
-from overlaprl_ray.preflight import Preflight, preflight
 from overlaprl_ray.progress import Progress, closing_table
 from overlaprl_ray.recorder import Recorder, default_folder
 from overlaprl_ray.recovery import run_through
 from overlaprl_ray.signals import Stopped, stoppable, told_plainly
 from overlaprl_ray.supervisor import Actors
+from overlaprl_ray.watching.loggers import RunLoggers
+from overlaprl_ray.watching.monitor import greeting, provision
 
 OnRow = Callable[[dict[str, Any]], None]
 

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.files import locked, writing
-from overlaprl_ray.loggers import RunLoggers
 from overlaprl_ray.metrics import Evaluation, StepResult
-from overlaprl_ray.preflight import preflight
 from overlaprl_ray.recorder import Recorder
 from overlaprl_ray.replay import replay
 from overlaprl_ray.run import finished_summary
+from overlaprl_ray.watching.loggers import RunLoggers
 
 
 def train_serially(config: ExperimentConfig, on_row: Callable[[dict[str, Any]], None] | None = None) -> dict[str, Any]:

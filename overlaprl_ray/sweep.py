@@ -1,7 +1,7 @@
 """A sweep as data: its YAML file validated, and expanded to trials that are named by what they are.
 
 A trial's name is the hash of its resolved configuration, so the same sweep called again finds what it has done, and
-more seeds or values only add trials. Running them is `sweep_run.py`'s.
+more seeds or values only add trials. Running them is `sweeps/run.py`'s.
 
     sweep = load_sweep("tune_configs/thresholds.yaml")
     plan = plan_trials(sweep, Path("runs/thresholds"))
@@ -17,11 +17,12 @@ from typing import Any, Literal
 from pydantic import Field
 
 from overlaprl_ray.cli import build_config, fields, merge, read_yaml, suggest, validate
-from overlaprl_ray.config import Count, ExperimentConfig, Group, Positive, Seed, Whole
-from overlaprl_ray.constraints import Constraint
+from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.grpo_config import Count, Group, Positive, Seed, Whole
 from overlaprl_ray.identity import config_hash, flatten
-from overlaprl_ray.search_space import CASES, Point, SearchSpace, is_domain, parse_search
+from overlaprl_ray.sweeps.constraints import Constraint
+from overlaprl_ray.sweeps.search_space import CASES, Point, SearchSpace, is_domain, parse_search
 
 MOST_TRIALS = 10_000  # a slip in a grid should not become a million folders
 

@@ -1,4 +1,4 @@
-"""A run's numbers as Ray metrics: Prometheus reads them at Ray's metrics port, Grafana draws them (see `monitor.py`).
+"""A run's numbers as Ray metrics: Prometheus reads them at Ray's metrics port, Grafana draws them (watching/).
 
 `RunMetrics` lives in the driver and is handed every row; a `Watched` actor says what it does just now. All carry the
 tags run, trial, mode and seed; a metric called `reward` here is `ray_overlaprl_reward` in Prometheus, and counters end

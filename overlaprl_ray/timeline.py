@@ -1,4 +1,4 @@
-"""When each actor did what: overlap as a number, and a trace file. Knows no Ray; gantt.py draws the picture.
+"""When each actor did what: overlap as a number, and a trace file. Knows no Ray; watching/gantt.py draws the picture.
 
 The trace is Chrome's format: open a run's timeline.json in https://ui.perfetto.dev, or read it back here.
 

@@ -22,10 +22,10 @@ from overlaprl_ray.cli import load_config
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.files import replace_text
 from overlaprl_ray.metrics import Evaluation
-from overlaprl_ray.placement import Machine, strategy, trial_bundles
-from overlaprl_ray.search_space import Point
 from overlaprl_ray.summary import summarize
 from overlaprl_ray.sweep import Sweep, TrialPlan, make_trial
+from overlaprl_ray.sweeps.placement import Machine, strategy, trial_bundles
+from overlaprl_ray.sweeps.search_space import Point
 
 SETTINGS = "settings"  # where a point stands in Tune's config
 STOPPED = "stopped.txt"  # left in a trial's folder when ASHA or tune.stop ended it

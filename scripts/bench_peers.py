@@ -60,7 +60,7 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"--every, --target: {args.work} measures speed and evaluates nothing; use target or curve")
     from rich.console import Console  # only now: a slip should not wait for torch and Ray
 
-    from overlaprl_ray.inputs import check_output
+    from overlaprl_ray.checks.inputs import check_output
     from overlaprl_ray.peers.arms import choose_arms
     from overlaprl_ray.peers.bench import Plan, check_plan, run_bench
     from overlaprl_ray.peers.report import table

@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
+from overlaprl_ray.checks.inputs import check_inputs
 from overlaprl_ray.cli import parse_command_line, run_script
 from overlaprl_ray.config import PipelineConfig
-from overlaprl_ray.inputs import check_inputs
 
 MODES = get_args(PipelineConfig.model_fields["mode"].annotation)
 
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> None:
 
     from overlaprl_ray.benchmark import BenchmarkPlan, run_benchmark, variants
     from overlaprl_ray.benchmark_report import tables
-    from overlaprl_ray.preflight import available_gpus
+    from overlaprl_ray.checks.preflight import available_gpus
     from overlaprl_ray.run import dry_run
 
     threads = args.threads_sync

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 
 from overlaprl_ray.cli import run_script
-from overlaprl_ray.report_cli import parse_report_command
+from overlaprl_ray.reports.cli import parse_report_command
 
 
 def main(argv: list[str]) -> None:
@@ -17,9 +17,9 @@ def main(argv: list[str]) -> None:
     args = parse_report_command(argv)
     from rich.console import Console  # only now: a slip should not wait for tables and figures
 
-    from overlaprl_ray.comparison import find_setting
-    from overlaprl_ray.loading import load
-    from overlaprl_ray.report import write_comparison, write_report
+    from overlaprl_ray.reports.comparison import find_setting
+    from overlaprl_ray.reports.loading import load
+    from overlaprl_ray.reports.report import write_comparison, write_report
     from overlaprl_ray.results import notes, terminal_table
 
     console = Console(soft_wrap=True)

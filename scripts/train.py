@@ -8,8 +8,8 @@ python scripts/train.py --resume runs/x                                 # go on 
 
 import argparse
 
+from overlaprl_ray.checks.inputs import check_inputs
 from overlaprl_ray.cli import parse_command_line, run_script
-from overlaprl_ray.inputs import check_inputs
 
 
 def options(parser: argparse.ArgumentParser) -> None:

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.budgets import area, common_budget, curves, retime, to_target, trailing_mean, values_at
-from overlaprl_ray.loading import Results
+from overlaprl_ray.reports.budgets import area, common_budget, curves, retime, to_target, trailing_mean, values_at
+from overlaprl_ray.reports.loading import Results
 
 COLUMN = {"steps": "step", "tokens": "tokens", "seconds": "wall_s"}
 

@@ -8,7 +8,8 @@ import pytest
 from scipy import stats
 from study import modes, write_run, write_sweep
 
-from overlaprl_ray.comparison import (
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.reports.comparison import (
     compare,
     compare_budgets,
     compare_sweeps,
@@ -18,10 +19,9 @@ from overlaprl_ray.comparison import (
     ranking,
     throughout,
 )
-from overlaprl_ray.conclusions import best_plain, conclusion
-from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.loading import load
-from overlaprl_ray.trials import labels
+from overlaprl_ray.reports.conclusions import best_plain, conclusion
+from overlaprl_ray.reports.loading import load
+from overlaprl_ray.reports.trials import labels
 
 
 @pytest.fixture(scope="module")

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from overlaprl_ray import ExperimentConfig, GRPOConfig, StalenessConfig, StalenessScheduler
 from overlaprl_ray.cli import build_config, fields
-from overlaprl_ray.config import TINY_DEFAULTS
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.grpo_config import TINY_DEFAULTS
 
 NAMES = [name for name, _ in fields()]
 
@@ -243,6 +243,9 @@ GROUPS = st.sampled_from(sorted({n.rpartition(".")[0] for n in NAMES} - {""} | {
 @given(st.one_of(JUNK, st.builds(nested, st.sampled_from(NAMES) | GROUPS, JUNK)))
 @example({"grpo": {"num_steps": 10**5000}})
 @example([])
+@example({"task": {"gym": {"": b""}}})
+@example({"task": {"gym": {"a": float("nan")}}})
+@example({"task": {"gym": {"a": {1: 2}}}})
 def test_junk_raises_nothing_but_config_error(values: Any) -> None:
     try:
         config = build_config(values)

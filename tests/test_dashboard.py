@@ -18,8 +18,8 @@ import pytest
 from conftest import read_jsonl
 
 from overlaprl_ray.decisions import decisions_table
-from overlaprl_ray.monitor import dashboard_text
 from overlaprl_ray.telemetry import GAUGES, PHASES, STAGES
+from overlaprl_ray.watching.monitor import dashboard_text
 
 ROOT = Path(__file__).parents[1]
 STEPS = 90

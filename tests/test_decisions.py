@@ -6,9 +6,9 @@ import pytest
 import torch
 from conftest import make_rollout, small
 
+from overlaprl_ray.checks.notices import floor_notice, notices, silence_notice
 from overlaprl_ray.decisions import BINS, cells_of, decisions_table, thrown_away, tidy
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.notices import floor_notice, notices, silence_notice
 from overlaprl_ray.rules import DECISIONS
 
 ROWS, TOKENS = 24, 8

@@ -7,11 +7,11 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
 
+from overlaprl_ray.checks.inputs import check_inputs
 from overlaprl_ray.cli import build_config
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.engines.hf import SHARED_FROM, HFEngine, row_uniforms, sample
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.inputs import check_inputs
 from overlaprl_ray.logprobs import check_head, response_logprobs
 from overlaprl_ray.rollout import completion_mask, pad_left, position_ids
 from overlaprl_ray.tiny import tiny_config, tiny_tokenizer

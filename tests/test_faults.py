@@ -8,10 +8,10 @@ from conftest import read_jsonl, small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.errors import BadBatch, RunError
 from overlaprl_ray.learner import Learner
 from overlaprl_ray.parts import build_learner, build_sampler
-from overlaprl_ray.preflight import preflight
 from overlaprl_ray.replay import replay
 from overlaprl_ray.rewards import MAX_REWARD, RewardError, score
 from overlaprl_ray.serial import train_serially

@@ -16,8 +16,8 @@ from study import modes, rows_of, write_run, write_sweep
 
 from overlaprl_ray import decisions
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.loading import load, load_or_explain, save
-from overlaprl_ray.run_files import BINS, TRAITS
+from overlaprl_ray.reports.loading import load, load_or_explain, save
+from overlaprl_ray.reports.run_files import BINS, TRAITS
 
 
 @pytest.fixture(scope="module")
@@ -282,7 +282,7 @@ def test_saved_tables_that_are_broken_or_gone(tmp_path, name):
 
 BIG = """
 import resource, sys, time
-from overlaprl_ray.comparison import compare, default_baseline, ranking
+from overlaprl_ray.reports.comparison import compare, default_baseline, ranking
 from overlaprl_ray.results import load, notes, summary_table, display_table
 start = time.monotonic()
 results = load(sys.argv[1])

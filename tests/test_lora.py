@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM
 
 from overlaprl_ray import checkpoint as ck
 from overlaprl_ray.checkpoint import CheckpointWriter, commit, newest_checkpoint
+from overlaprl_ray.checks.inputs import check_model_files
+from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.inputs import check_model_files
 from overlaprl_ray.learner import Learner
 from overlaprl_ray.logprobs import response_logprobs
 from overlaprl_ray.lora import add_adapter
 from overlaprl_ray.models import load_model, load_tokenizer
 from overlaprl_ray.parts import build_learner, build_reference, build_sampler
-from overlaprl_ray.preflight import preflight
 from overlaprl_ray.replay import replay
 from overlaprl_ray.resources import plan_resources
 from overlaprl_ray.run import train

@@ -11,13 +11,14 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
-from overlaprl_ray.config import ExperimentConfig, GRPOConfig, TinyConfig
+from overlaprl_ray.checks.preflight import preflight
+from overlaprl_ray.config import ExperimentConfig, TinyConfig
 from overlaprl_ray.engines.hf import Generated, HFEngine
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.grpo_config import GRPOConfig
 from overlaprl_ray.learner import Learner
 from overlaprl_ray.micro_batches import micro_batches, padded_tokens, real_tokens, rows_with_signal
 from overlaprl_ray.optimizer import MasterAdamW
-from overlaprl_ray.preflight import preflight
 from overlaprl_ray.reference import Reference
 from overlaprl_ray.replay import replay
 from overlaprl_ray.rollout import Scores

@@ -10,7 +10,7 @@ from nbclient import NotebookClient
 from study import modes, write_run, write_sweep
 from test_report import KINDS
 
-from overlaprl_ray.loading import load, save
+from overlaprl_ray.reports.loading import load, save
 
 ANALYSIS = Path(__file__).parent.parent / "analysis"
 STUDIES = ("modes", "thresholds", "rules")

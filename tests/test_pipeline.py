@@ -7,9 +7,9 @@ import ray
 import torch
 from conftest import read_jsonl, small
 
+from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.cli import load_config
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.preflight import preflight
 from overlaprl_ray.run import train
 from overlaprl_ray.schedule import weights_step
 from overlaprl_ray.supervisor import Actors

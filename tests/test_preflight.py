@@ -15,8 +15,8 @@ import yaml
 from rich.console import Console
 from transformers import BertConfig, LlamaForCausalLM
 
-from overlaprl_ray import inputs, preflight
 from overlaprl_ray import run as running
+from overlaprl_ray.checks import inputs, preflight
 from overlaprl_ray.cli import build_config, merge
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.errors import ConfigError

@@ -13,12 +13,12 @@ import pandas as pd
 import pytest
 from study import modes, write_run, write_sweep
 
-from overlaprl_ray import html
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.figures import note
-from overlaprl_ray.loading import load, save
-from overlaprl_ray.report import write_comparison, write_report
-from overlaprl_ray.report_cli import parse_report_command
+from overlaprl_ray.reports import html
+from overlaprl_ray.reports.cli import parse_report_command
+from overlaprl_ray.reports.loading import load, save
+from overlaprl_ray.reports.report import write_comparison, write_report
 
 ROOT = Path(__file__).parent.parent
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")

@@ -13,6 +13,8 @@ from scipy import stats
 from study import modes, write_run, write_sweep
 
 from overlaprl_ray.cli import build_config, merge
+from overlaprl_ray.reports.tables import latex_table, write_tables
+from overlaprl_ray.reports.trials import effective, labels
 from overlaprl_ray.results import (
     default_target,
     display_table,
@@ -24,8 +26,6 @@ from overlaprl_ray.results import (
     terminal_table,
     varying,
 )
-from overlaprl_ray.tables import latex_table, write_tables
-from overlaprl_ray.trials import effective, labels
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from overlaprl_ray.statistics import holm, interval, paired, paired_columns
+from overlaprl_ray.reports.statistics import holm, interval, paired, paired_columns
 
 numbers = st.floats(-100, 100, allow_nan=False, width=32)
 many = st.lists(numbers, min_size=2, max_size=12)

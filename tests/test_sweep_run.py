@@ -18,7 +18,7 @@ from overlaprl_ray import ConfigError, RunError, train
 from overlaprl_ray.cli import load_config
 from overlaprl_ray.recorder import is_time_field
 from overlaprl_ray.sweep import load_sweep
-from overlaprl_ray.sweep_run import run_sweep
+from overlaprl_ray.sweeps.run import run_sweep
 
 BASE = {
     "grpo": {"num_steps": 4, "num_prompts_per_step": 4, "group_size": 4},

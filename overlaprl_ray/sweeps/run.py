@@ -19,18 +19,18 @@ from filelock import FileLock, Timeout
 from ray import tune
 from rich.console import Console
 
+from overlaprl_ray.checks.inputs import check_inputs, check_writable
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.inputs import check_inputs, check_writable
-from overlaprl_ray.monitor import greeting
-from overlaprl_ray.placement import Machine, trial_bundles
 from overlaprl_ray.results import load, markdown, save, terminal_table
 from overlaprl_ray.run import ray_running
-from overlaprl_ray.search_space import Point
 from overlaprl_ray.signals import Stopped, told_plainly
 from overlaprl_ray.sweep import Plan, Sweep, TrialPlan, describe, make_trial, plan_trials
-from overlaprl_ray.sweep_progress import SweepProgress
+from overlaprl_ray.sweeps.placement import Machine, trial_bundles
+from overlaprl_ray.sweeps.progress import SweepProgress
+from overlaprl_ray.sweeps.search_space import Point
+from overlaprl_ray.sweeps.tune_search import asha, check_optuna, optuna_search
 from overlaprl_ray.trainable import SETTINGS, close, is_finished, leave_error, tune_trainable
-from overlaprl_ray.tune_search import asha, check_optuna, optuna_search
+from overlaprl_ray.watching.monitor import greeting
 
 SEARCH = "search"  # the name under which Tune keeps a search's state
 

@@ -10,10 +10,10 @@ from typing import Any
 from ray.tune.schedulers import ASHAScheduler
 from ray.tune.search.optuna import OptunaSearch
 
-from overlaprl_ray.constraints import Constraint
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.search_space import Domain, Point
 from overlaprl_ray.sweep import Sweep, broken_constraint, make_trial
+from overlaprl_ray.sweeps.constraints import Constraint
+from overlaprl_ray.sweeps.search_space import Domain, Point
 from overlaprl_ray.trainable import SETTINGS
 
 MOST_TRIES = 1000  # suggestions in a row that may be refused

@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from overlaprl_ray.figures import MARKERS, MOST, WIDTH, folded, legend, looks, new_figure, note, settings_of, tidy
-from overlaprl_ray.loading import Results
-from overlaprl_ray.run_files import BINS, DECISIONS, TRAITS
-from overlaprl_ray.trials import labels, shown, varying
+from overlaprl_ray.reports.loading import Results
+from overlaprl_ray.reports.run_files import BINS, DECISIONS, TRAITS
+from overlaprl_ray.reports.trials import labels, shown, varying
 
 COLOURS = {"fresh": "#56B4E9", "stale": "#F0E442", "discard": "#D55E00"}
 HATCHES = {"fresh": "", "stale": "////", "discard": "xxxx"}

@@ -10,8 +10,8 @@ from typing import Any
 from ray.tune import Callback
 from rich.console import Console
 
-from overlaprl_ray.search_space import Point
 from overlaprl_ray.sweep import Sweep, TrialPlan, describe, make_trial
+from overlaprl_ray.sweeps.search_space import Point
 from overlaprl_ray.trainable import SETTINGS, leave_error, mark_stopped
 
 Trials = list[Any]  # Tune's

@@ -13,11 +13,11 @@ from typing import Any, Literal, get_args
 import numpy as np
 import pandas as pd
 
-from overlaprl_ray.budgets import Budget, common_budget, curves, values_at
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.loading import Results
-from overlaprl_ray.statistics import holm, interval, paired, paired_columns
-from overlaprl_ray.trials import effective, labels, shown, varying
+from overlaprl_ray.reports.budgets import Budget, common_budget, curves, values_at
+from overlaprl_ray.reports.loading import Results
+from overlaprl_ray.reports.statistics import holm, interval, paired, paired_columns
+from overlaprl_ray.reports.trials import effective, labels, shown, varying
 
 SIGNIFICANT = 0.05
 

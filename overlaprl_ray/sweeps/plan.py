@@ -10,11 +10,11 @@ from statistics import median
 
 from rich.console import Console
 
-from overlaprl_ray.placement import START_S, Bundles, Machine, schedule, trial_bundles
-from overlaprl_ray.search_space import Point
 from overlaprl_ray.sweep import Plan, Sweep, TrialPlan, describe, make_trial, plan_trials
-from overlaprl_ray.sweep_progress import duration
-from overlaprl_ray.sweep_run import check_trials, split_by_resources
+from overlaprl_ray.sweeps.placement import START_S, Bundles, Machine, schedule, trial_bundles
+from overlaprl_ray.sweeps.progress import duration
+from overlaprl_ray.sweeps.run import check_trials, split_by_resources
+from overlaprl_ray.sweeps.search_space import Point
 from overlaprl_ray.trainable import is_finished
 
 

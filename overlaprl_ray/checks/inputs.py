@@ -10,10 +10,11 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from overlaprl_ray.config import TINY, ExperimentConfig
+from overlaprl_ray.checks.hub import holds, prefer_cache_when_unreachable
+from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.files import LOCK
-from overlaprl_ray.hub import holds, prefer_cache_when_unreachable
+from overlaprl_ray.grpo_config import TINY
 from overlaprl_ray.rewards import load_rewards
 from overlaprl_ray.tasks import Task, build_task
 

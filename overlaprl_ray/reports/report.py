@@ -11,8 +11,9 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from overlaprl_ray import html
-from overlaprl_ray.comparison import (
+from overlaprl_ray.figures import NOTE, gantt, learning_curves, note, pairs, throughput
+from overlaprl_ray.reports import html
+from overlaprl_ray.reports.comparison import (
     compare_budgets,
     compare_sweeps,
     default_baseline,
@@ -20,13 +21,17 @@ from overlaprl_ray.comparison import (
     ranking,
     throughout,
 )
-from overlaprl_ray.conclusions import conclusion
-from overlaprl_ray.figures import NOTE, gantt, learning_curves, note, pairs, throughput
-from overlaprl_ray.loading import Results
+from overlaprl_ray.reports.conclusions import conclusion
+from overlaprl_ray.reports.loading import Results
+from overlaprl_ray.reports.staleness_figures import (
+    decisions_over_time,
+    kl_against_lag,
+    threshold_map,
+    who_gets_discarded,
+)
+from overlaprl_ray.reports.tables import comparison_texts, ranking_texts, write_tables
+from overlaprl_ray.reports.trials import labels, varying
 from overlaprl_ray.results import display_table, never_overlapped, notes, number, summary_table
-from overlaprl_ray.staleness_figures import decisions_over_time, kl_against_lag, threshold_map, who_gets_discarded
-from overlaprl_ray.tables import comparison_texts, ranking_texts, write_tables
-from overlaprl_ray.trials import labels, varying
 
 MOST_ROWS = 60  # rows of a table on the page: the CSV file has all
 Draw = Callable[[Results], Figure]

@@ -10,10 +10,10 @@ from typing import Any
 
 import pandas as pd
 
-from overlaprl_ray.budgets import Budget
-from overlaprl_ray.comparison import by_seed, compare, default_baseline, find_setting
-from overlaprl_ray.loading import Results
-from overlaprl_ray.trials import labels, varying
+from overlaprl_ray.reports.budgets import Budget
+from overlaprl_ray.reports.comparison import by_seed, compare, default_baseline, find_setting
+from overlaprl_ray.reports.loading import Results
+from overlaprl_ray.reports.trials import labels, varying
 
 FEW = 5  # seeds: below that an interval is wide, and nearly nothing can be told apart
 MOST = 6  # settings named of each verdict

@@ -10,16 +10,17 @@ import ray
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from overlaprl_ray.config import TINY, ExperimentConfig
+from overlaprl_ray.checks.inputs import check_inputs, check_writable
+from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.inputs import check_inputs, check_writable
-from overlaprl_ray.loggers import check_loggers
+from overlaprl_ray.grpo_config import TINY
 from overlaprl_ray.lora import check_lora
 from overlaprl_ray.models import check_model, context_window, eos_ids, load_tokenizer
 from overlaprl_ray.resources import Plan, plan_resources
 from overlaprl_ray.sampler import encode
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.tiny import cache_folder
+from overlaprl_ray.watching.loggers import check_loggers
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,8 +15,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.json
 
-from overlaprl_ray.trials import NUMBERS as TRIAL_NUMBERS
-from overlaprl_ray.trials import frame, read_mapping, trial_row
+from overlaprl_ray.reports.trials import NUMBERS as TRIAL_NUMBERS
+from overlaprl_ray.reports.trials import frame, read_mapping, trial_row
 
 TRAITS = ("length", "reward", "difficulty", "lag")
 BINS = ("0-25 %", "25-50 %", "50-75 %", "75-100 %")  # of all traits but the lag

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.run_files import COLUMNS, read_runs
-from overlaprl_ray.trials import FILES, ordered
+from overlaprl_ray.reports.run_files import COLUMNS, read_runs
+from overlaprl_ray.reports.trials import FILES, ordered
 
 _DEPTH = 4  # folders of sweeps of runs: deeper is somebody's home
 

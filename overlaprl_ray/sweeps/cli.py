@@ -11,8 +11,8 @@ from pydantic.fields import FieldInfo
 
 from overlaprl_ray.cli import Parser, add_settings, fields, read_value, suggest
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.search_space import KINDS
 from overlaprl_ray.sweep import Sweep, TuneSettings, load_sweep
+from overlaprl_ray.sweeps.search_space import KINDS
 
 ABOUT = (
     "Many runs from one YAML file to one table. Any setting of a run can be given by its dotted name: it then stands "

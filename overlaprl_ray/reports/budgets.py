@@ -14,7 +14,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from overlaprl_ray.loading import Results
+from overlaprl_ray.reports.loading import Results
 
 Budget = Literal["steps", "tokens", "seconds"]
 COLUMNS: dict[str, str] = {"steps": "step", "tokens": "tokens", "seconds": "wall_s"}

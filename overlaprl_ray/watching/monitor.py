@@ -61,7 +61,7 @@ def provision(session: Path) -> Path | None:
 
 def dashboard_text() -> str:
     """The Grafana dashboard, as JSON."""
-    return (files("overlaprl_ray") / "grafana" / DASHBOARD).read_text(encoding="utf-8")
+    return (files("overlaprl_ray.watching") / "grafana" / DASHBOARD).read_text(encoding="utf-8")
 
 
 def find_prometheus() -> str:
