@@ -57,15 +57,17 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def load_model(config: ExperimentConfig, name: str, task: Task, device: str = "cpu") -> PreTrainedModel:
-    """The causal model `name` in the configured dtype, with every dropout off: two forwards must agree."""
+def load_model(
+    config: ExperimentConfig, name: str, task: Task, device: str = "cpu", dtype: str | None = None
+) -> PreTrainedModel:
+    """The causal model `name` in `dtype` (null = the configured one), every dropout off: two forwards must agree."""
     folder = str(ensure_tiny(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
     architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     for key, value in vars(architecture).items():
         if "drop" in key and isinstance(value, float):
             setattr(architecture, key, 0.0)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, config=architecture, dtype=DTYPES[config.model.dtype], use_safetensors=True
+        folder, config=architecture, dtype=DTYPES[dtype or config.model.dtype], use_safetensors=True
     )
     return model.to(device).eval()  # type: ignore[arg-type]  # its decorator hides the signature
 

@@ -24,6 +24,17 @@ class MasterAdamW:
         self.lr = lr
         self.adamw = torch.optim.AdamW(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
 
+    @torch.no_grad()
+    def start_from(self, model: PreTrainedModel) -> None:
+        """Take the masters from a float32 copy of the model, which may say more than its rounded weights do.
+
+        A master that starts on bfloat16's grid must cross half of its spacing before the model's weight moves at all:
+        2e-4 for a weight of 0.1, twenty steps at a learning rate of 1e-5.
+        """
+        exact = [p for p in model.parameters() if p.requires_grad]
+        for master, parameter in zip(self.masters, exact, strict=True):
+            master.copy_(parameter)
+
     def state(self) -> dict[str, Any]:
         """Master weights and moments, on the CPU, as copies."""
         return detached({"masters": self.masters, "adamw": self.adamw.state_dict()})

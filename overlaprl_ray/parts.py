@@ -66,4 +66,8 @@ def build_reference(
 
 def build_learner(config: ExperimentConfig, task: Task, device: str = "cpu") -> Learner:
     """The learner actor's insides."""
-    return Learner(config, load_model(config, config.grpo.model_name, task, device))
+    name = config.grpo.model_name
+    learner = Learner(config, load_model(config, name, task, device))
+    if not learner.optimizer.shared:
+        learner.optimizer.start_from(load_model(config, name, task, dtype="float32"))
+    return learner

@@ -36,17 +36,17 @@ ALL = {
     "kl": staleness_figures.kl_against_lag,
     "discarded": staleness_figures.who_gets_discarded,
 }
-DRAWN_FROM = {"thresholds": "thresholds"}  # the others from the modes
+DRAWN_FROM = {"thresholds": "thresholds"}  # the others from the studies
 
 
 @pytest.fixture(scope="module")
 def committed():
-    return {name: load(COMMITTED / name) for name in ("modes", "rules", "thresholds")}
+    return {name: load(COMMITTED / name) for name in ("study", "rules", "thresholds")}
 
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", [name for name in ALL if name != "gantt"])
-@pytest.mark.parametrize("study", ["modes", "rules"])  # short labels of few settings, long ones of many
+@pytest.mark.parametrize("study", ["study", "rules"])  # short labels of few settings, long ones of many
 def test_figures_of_the_committed_results(committed, study, name):
     figure = ALL[name](committed[DRAWN_FROM.get(name, study)])
     assert figure.get_label() != figures.NOTE

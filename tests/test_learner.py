@@ -12,8 +12,11 @@ from overlaprl_ray.config import ExperimentConfig, TinyConfig
 from overlaprl_ray.engines.hf import HFEngine
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.learner import Learner
+from overlaprl_ray.models import load_model
 from overlaprl_ray.optimizer import MasterAdamW
+from overlaprl_ray.parts import build_learner
 from overlaprl_ray.rollout import Scores, merge, rows_of
+from overlaprl_ray.tasks import build_task
 from overlaprl_ray.tiny import tiny_config
 
 PROMPTS = [[5 + i, 6, 7 + i][: 1 + i % 3] for i in range(8) for _ in range(2)]  # 8 groups of 2, ragged
@@ -227,6 +230,19 @@ def test_bfloat16_keeps_float32_masters_that_see_small_steps(model, rollout):
     saved = dict(learner.master_copy().named_parameters())
     names = [name for name, _ in learner.model.named_parameters()]
     assert all(torch.equal(saved[n], m) for n, m in zip(names, learner.optimizer.masters, strict=True))
+
+
+def test_bfloat16_masters_start_at_the_checkpoints_own_float32_weights():
+    """Begun at the rounded weights, a master would have to cross half a spacing before anything moves."""
+    config = small(model={"dtype": "bfloat16", "tiny": {"warm_start_max_steps": 40}})
+    task = build_task(config.task)
+    learner = build_learner(config, task)
+    exact = dict(load_model(config, "tiny", task, dtype="float32").named_parameters())
+    held = dict(learner.model.named_parameters())
+    assert all(held[name].dtype == torch.bfloat16 for name in held)
+    assert all(torch.equal(m, exact[name]) for name, m in zip(held, learner.optimizer.masters, strict=True))
+    assert all(torch.equal(held[name], exact[name].bfloat16()) for name in held)
+    assert any(not torch.equal(held[name].float(), exact[name]) for name in held)
 
 
 def test_gradients_of_micro_batches_add_up_in_float32():

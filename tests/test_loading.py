@@ -240,21 +240,13 @@ def test_compact_tables_are_near_and_small(tmp_path):
     assert again.history["reward"].tolist() == results.history["reward"].tolist()  # multiples of 1/64 are exact
 
 
-def test_a_study_of_the_planned_size_fits_two_megabytes(tmp_path):
-    """135 runs of 250 steps, from the committed small set's own rows."""
-    results = load(Path(__file__).parent.parent / "analysis" / "results" / "modes")
-    trials = list(results.trials["trial"])
-    rows = [results.history[results.history["trial"] == trial] for trial in trials]
-    names = [f"{number:012x}" for number in range(135 * 250 // 60 + 1)]
-    parts = [rows[number % 21].assign(trial=name) for number, name in enumerate(names)]
-    history = pd.concat(parts, ignore_index=True).astype({"trial": "category"})
-    rng = np.random.default_rng(0)
-    for name in history.select_dtypes("float"):  # repeated rows would compress as no study does
-        history[name] *= 1 + 0.1 * rng.random(len(history))
-    assert len(history) >= 135 * 250
-    save(type(results)(results.trials, history, results.evals, results.decisions, []), tmp_path, compact=True)
-    size = sum(path.stat().st_size for path in tmp_path.iterdir())
-    assert size < 2_000_000
+@pytest.mark.parametrize(("name", "runs"), [("study", 35), ("rules", 105)])
+def test_the_committed_studies_are_whole_and_small(name, runs):
+    folder = Path(__file__).parent.parent / "analysis" / "results" / name
+    results = load(folder)
+    assert list(results.trials["status"]) == ["done"] * runs
+    assert len(results.history) == runs * 250
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 2_000_000
 
 
 @pytest.mark.parametrize("name", ["trials", "history", "evals", "decisions"])
