@@ -39,5 +39,5 @@ def test_chunks_take_less_than_half_of_the_naive_peak_with_equal_gradients(tmp_p
         peaks[rows], gradient = measured("chunked", rows, tmp_path)
         assert apart(gradient, oracle) < 1e-5
     assert peaks[32] <= 0.5 * naive
-    # small ones save activations, but the sum of their gradients lies beside them
-    assert peaks[1] < 1.1 * peaks[32]
+    # small ones save activations; at full size the sum of their gradients beside them outweighs that
+    assert peaks[1] < (peaks[32] if LAYERS == 4 else 1.1 * peaks[32])
