@@ -23,7 +23,7 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.queue import RolloutQueue, Ticket
 from overlaprl_ray.schedule import evaluations, last_startable, weights_step
-from overlaprl_ray.supervisor import Actors, fetch
+from overlaprl_ray.supervisor import Actors, fetch, in_vain
 
 
 class Pipeline:
@@ -191,7 +191,9 @@ class Pipeline:
         ready, _ = ray.wait(
             [head.result, *pending], num_returns=1, timeout=self.config.pipeline.timeout_s, fetch_local=False
         )
-        if not pending or head.result in ready or not ready:
+        if not ready:
+            raise in_vain(f"step {head.batch} and batch {newest.batch}", "pipeline.timeout_s")
+        if not pending or head.result in ready:
             self._finish_step()
 
     def _finish_step(self) -> None:

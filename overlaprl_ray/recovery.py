@@ -17,7 +17,7 @@ from overlaprl_ray.checkpoint import clear_scratch
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.pipeline import Pipeline
 from overlaprl_ray.queue import Ticket
-from overlaprl_ray.supervisor import ActorDied
+from overlaprl_ray.supervisor import ActorDied, in_vain
 
 
 def run_through(pipeline: Pipeline, save_to: Path | None, say: Callable[[str], None]) -> int:
@@ -79,10 +79,8 @@ class Recovery:
         ]
         pending += [ref for _, _, ref in run.evaluating] + list(run.completing.values())
         limit = run.config.pipeline.timeout_s
-        if pending and len(ray.wait(pending, num_returns=len(pending), timeout=limit, fetch_local=False)[0]) < len(
-            pending
-        ):
-            raise RunError("waited in vain for the calls in flight after an actor's death (pipeline.timeout_s ran out)")
+        if pending and ray.wait(pending, num_returns=len(pending), timeout=limit, fetch_local=False)[1]:
+            raise in_vain("the calls in flight after an actor's death", "pipeline.timeout_s")
 
     def _rewind_learner(self) -> tuple[dict[int, list[Any]], list[tuple[Ticket, Ticket]]]:
         """Load the base and submit the steps that are finished already once more.

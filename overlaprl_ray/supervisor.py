@@ -151,11 +151,16 @@ def fetch(reference: Any, what: str, timeout_s: float, setting: str) -> Any:
     try:
         return ray.get(reference, timeout=max(0.0, timeout_s))
     except ray.exceptions.GetTimeoutError:
-        raise RunError(f"waited in vain for {what} ({setting} ran out); does an actor hang? else raise it") from None
+        raise in_vain(what, setting) from None
     except ray.exceptions.RayTaskError as error:
         raise _known(error, what) from error
     except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
         raise _death(error, what) from error
+
+
+def in_vain(what: str, setting: str) -> RunError:
+    """The end of a wait that found nothing."""
+    return RunError(f"waited in vain for {what} ({setting} ran out); does an actor hang? else raise it")
 
 
 def _known(error: Any, what: str) -> Exception:

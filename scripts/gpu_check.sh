@@ -23,8 +23,8 @@ mkdir -p "$out"
 
 bench() {  # FOLDER MODE..., in at most $limit seconds if that is set
     local folder=$1 small=(); shift
-    if [ -n "$rehearsal" ]; then
-        small=(--model.dtype float32 --grpo.num_steps 7 --grpo.max_new_tokens 8 --task.eval_size 4
+    if [ -n "$rehearsal" ]; then  # steps of a tenth of a second: dozens of them, so that one hiccup does not decide
+        small=(--model.dtype float32 --grpo.num_steps 40 --grpo.max_new_tokens 16 --task.eval_size 4
                --resources.generator_gpu null --resources.reference_gpu null --resources.learner_gpu null)
     fi
     ${limit:+timeout "$limit"} "$python" scripts/benchmark.py --config scripts/configs/gpu_check.yaml \

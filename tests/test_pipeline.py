@@ -130,6 +130,17 @@ def kills_its_process(prompts, completions, answer, **columns):
     return [0.0] * len(completions)
 
 
+def stops_at_third_batch(prompts, completions, answer, **columns):
+    """An actor that is there and does nothing any more."""
+    import os
+    import signal
+
+    stops_at_third_batch.calls = getattr(stops_at_third_batch, "calls", 0) + 1
+    if stops_at_third_batch.calls > 3:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return [0.0] * len(completions)
+
+
 def hangs(prompts, completions, answer, **columns):
     """Another."""
     import time
@@ -154,6 +165,14 @@ def test_what_fails_ends_the_run_by_name_and_keeps_what_was_done(local_ray, tmp_
     assert summary["status"] == "failed"
     assert summary["steps"] == steps
     assert summary["accuracy_final"] is None
+
+
+@pytest.mark.parametrize("schedule", ["exact", "latest"])
+def test_a_call_that_never_ends_is_waited_for_so_long_and_named(local_ray, tmp_path, schedule):
+    pipeline = {"mode": "async", "lag": 2, "schedule": schedule, "timeout_s": 8.0}
+    with pytest.raises(RunError, match=r"waited in vain for step 3 .*\(pipeline.timeout_s ran out\)"):
+        run(tmp_path / "run", task={"rewards": ["test_pipeline:stops_at_third_batch"]}, pipeline=pipeline)
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["steps"] == 2
 
 
 def test_the_final_model_is_an_ordinary_folder_that_training_goes_on_from(local_ray, tmp_path):

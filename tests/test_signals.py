@@ -1,6 +1,8 @@
 """Being asked to end: a signal becomes `Stopped`, also where compiled code disguises it."""
 
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -13,6 +15,32 @@ def test_a_signal_ends_the_block_and_the_handler_goes_with_it(number):
     with pytest.raises(Stopped, match=number.name), stoppable():
         signal.raise_signal(number)
     assert signal.getsignal(number) is before
+
+
+IMPATIENT = """
+import signal
+from overlaprl_ray.signals import Stopped, stoppable
+with stoppable():
+    try:
+        with stoppable():
+            signal.raise_signal(signal.SIGINT)
+    except Stopped:
+        signal.raise_signal(signal.SIGTERM)  # asked already: it is ending
+        print("clean-up", flush=True)
+        signal.raise_signal(signal.SIGINT)
+        print("still there", flush=True)
+"""
+
+
+def test_a_second_sigint_ends_the_process_at_once():
+    done = subprocess.run([sys.executable, "-c", IMPATIENT], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "clean-up\n", "")
+
+
+def test_a_later_block_begins_anew():
+    for _ in range(2):
+        with pytest.raises(Stopped), stoppable():
+            signal.raise_signal(signal.SIGTERM)
 
 
 def test_a_stop_in_compiled_code_is_told_plainly():

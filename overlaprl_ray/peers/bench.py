@@ -9,6 +9,7 @@ arm.
 
 import dataclasses
 import itertools
+import math
 import re
 from collections.abc import Callable, Sequence
 from importlib.metadata import version
@@ -168,8 +169,8 @@ MEDIANS = ("step_s", "samples_per_s", "tokens_per_s", "rss_gb", "pss_gb", "secon
 def compare(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """One entry per arm: medians with ranges; `speed` and `to_target` are ratios to TRL's best arm in that figure.
 
-    The ratio is of medians, its range that of the repeats paired. A median over runs of which one lacks the figure is
-    None: a target that a seed never reached has no time.
+    The ratio is of medians, its range that of the repeats paired where both have the figure. A run that never reached
+    the target ranks behind all that did: the median is None only if it falls on such a run, and so is the maximum.
     """
     by_label = {run["label"]: [r for r in runs if r["label"] == run["label"]] for run in runs}
     out = []
@@ -195,19 +196,22 @@ def _ratio(
     middle = _spread([run[figure] for run in own])[0]
     if not peers or middle is None:
         return {name: None, f"{name}_min": None, f"{name}_max": None}
-    peer = best(peers, key=lambda runs: median(run[figure] for run in runs))
+    peer = best(peers, key=lambda runs: _spread([run[figure] for run in runs])[0])
     theirs = {run["repeat"]: run[figure] for run in peer}
-    pairs = [run[figure] / theirs[run["repeat"]] for run in own if run["repeat"] in theirs]
+    both = [(run[figure], theirs.get(run["repeat"])) for run in own]
+    pairs = [ours / other for ours, other in both if ours is not None and other is not None]
     return {
-        name: middle / median(theirs.values()),
+        name: middle / _spread(list(theirs.values()))[0],
         f"{name}_min": min(pairs, default=None),
         f"{name}_max": max(pairs, default=None),
     }
 
 
-def _spread(values: Sequence[float | None]) -> tuple[float | None, float | None, float | None]:
-    found = [value for value in values if value is not None]
-    return (median(found), min(found), max(found)) if len(found) == len(values) and found else (None, None, None)
+def _spread(values: Sequence[float | None]) -> tuple[Any, Any, Any]:
+    """Median, least, most; a missing value counts as more than any other, and what falls on one is None."""
+    ranked = [math.inf if value is None else value for value in values]
+    median_, least, most = (None if math.isinf(v) else v for v in (median(ranked), min(ranked), max(ranked)))
+    return median_, least, most
 
 
 def line_of(run: dict[str, Any]) -> str:

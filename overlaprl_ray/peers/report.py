@@ -80,10 +80,10 @@ def _columns(found: Row) -> dict[str, tuple[str, int]]:
 
 def _cell(arm: Row, figure: str, digits: int, gap: str) -> str:
     value, low, high = arm[figure], arm[f"{figure}_min"], arm[f"{figure}_max"]
-    if value is None:
+    if low is None:
         return "-"
-    several = arm["runs"] > 1 and low is not None
-    return f"{value:,.{digits}f}" + (f"{gap}({low:,.{digits}f}–{high:,.{digits}f})" if several else "")
+    middle, most = ("never" if number is None else f"{number:,.{digits}f}" for number in (value, high))
+    return middle + (f"{gap}({low:,.{digits}f}–{most})" if arm["runs"] > 1 else "")
 
 
 def markdown(found: Row) -> list[str]:
