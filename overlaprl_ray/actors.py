@@ -128,8 +128,11 @@ class LearnerActor(Watched):
             self.writer.begin(Path(run), step, self.learner)
 
     @during("save")
-    def complete_checkpoint(self, run: str, step: int, generators: int, *shares: Rollout) -> int:
-        """Add the rollouts of the batches after it (`generators` shares each); returns the step."""
+    def complete_checkpoint(self, begun: None, run: str, step: int, generators: int, *shares: Rollout) -> int:
+        """Add the rollouts of the batches after it (`generators` shares each); returns the step.
+
+        `begun` is what `begin_checkpoint` gave: as an argument, so that its error becomes this call's.
+        """
         batches = [shares[i : i + generators] for i in range(0, len(shares), generators)]
         self.writer.complete(Path(run), step, batches)
         return step

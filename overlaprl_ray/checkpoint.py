@@ -37,7 +37,6 @@ class Checkpoint:
 
     path: Path
     step: int
-    version: int
     batches: tuple[int, ...]  # batches whose rollouts it holds
     weights_steps: tuple[int, ...]  # the steps whose weights made them
     config: str  # hash of the configuration, but for the number of steps
@@ -56,20 +55,28 @@ def scratch_of(run: Path, step: int) -> Path:
 # ---- writing: in the learner's process ----
 
 
+@dataclasses.dataclass
+class _Begun:
+    """A checkpoint without its rollouts: what its thread has written, or why it could not."""
+
+    version: int
+    files: dict[str, Any] = dataclasses.field(default_factory=dict)
+    error: Exception | None = None
+
+
 class CheckpointWriter:
     """Writes one checkpoint at a time beside the training that goes on."""
 
     def __init__(self, config: ExperimentConfig, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
         self.thread: threading.Thread | None = None
-        self.versions: dict[int, int] = {}  # step -> version, of checkpoints that are not complete
-        self.errors: dict[int, OSError] = {}
+        self.begun: dict[int, _Begun] = {}  # by step
 
     def begin(self, run: Path, step: int, learner: Learner) -> None:
         """Copy the state after `step` and start writing it."""
         self._join()
         save, state = learner.saver(), learner.state()
-        self.versions[step] = learner.version
+        begun = self.begun[step] = _Begun(learner.version)
         folder = scratch_of(run, step)
 
         def write() -> None:
@@ -79,8 +86,9 @@ class CheckpointWriter:
                 save(folder)
                 self.tokenizer.save_pretrained(folder)
                 torch.save(state, folder / TRAINER)
-            except OSError as error:
-                self.errors[step] = error
+                begun.files = _settled(folder.iterdir())
+            except Exception as error:  # a full disk has many names: OSError, SafetensorError, torch's RuntimeError
+                begun.error = error
 
         self.thread = threading.Thread(target=write, name="checkpoint")
         self.thread.start()
@@ -88,24 +96,26 @@ class CheckpointWriter:
     def complete(self, run: Path, step: int, batches: Sequence[Sequence[Rollout]]) -> None:
         """Add the rollouts of the batches after it (each as its generators' shares), the manifest, and sync to disk."""
         self._join()
-        folder = scratch_of(run, step)
+        folder, begun = scratch_of(run, step), self.begun.pop(step)
         try:
-            if step in self.errors:
-                raise self.errors.pop(step)
+            if begun.error:
+                raise begun.error
             torch.save([[_as_dict(share) for share in shares] for shares in batches], folder / ROLLOUTS)
             stamp = {
                 "format": FORMAT,
                 "step": step,
-                "version": self.versions.pop(step),
+                "version": begun.version,
                 "config": config_hash(self.config, but="grpo.num_steps"),
                 "batches": [shares[0].batch for shares in batches],
                 "weights_steps": [shares[0].weights_step for shares in batches],
             }
-            _write_manifest(folder, stamp)
-        except OSError as error:
+            _write_manifest(folder, stamp, begun.files | _settled([folder / ROLLOUTS]))
+        except Exception as error:
             shutil.rmtree(folder, ignore_errors=True)  # room for the rest of the run's files
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
             raise RunError(
-                f"checkpoint step-{step} cannot be written in '{run}' ({error.strerror or error}); make room there"
+                f"checkpoint step-{step} cannot be written in '{run}' ({reason or error}); make room there, or set "
+                "output.checkpoint_every 0 to go without"
             ) from error
 
     def _join(self) -> None:
@@ -118,13 +128,21 @@ def _as_dict(rollout: Rollout) -> dict[str, Any]:
     return {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
 
 
-def _write_manifest(folder: Path, stamp: dict[str, Any]) -> None:
-    files = {path.name: _fingerprint(path) for path in sorted(folder.iterdir()) if path.name != MANIFEST}
+def _settled(paths: Iterable[Path]) -> dict[str, Any]:
+    """The fingerprints of files that are on the disk for good."""
+    found = {}
+    for path in paths:
+        _sync(path)
+        found[path.name] = _fingerprint(path)
+    return found
+
+
+def _write_manifest(folder: Path, stamp: dict[str, Any], files: dict[str, Any]) -> None:
     manifest = {**stamp, "files": files}
     text = json.dumps({**manifest, "digest": _digest(manifest)}, indent=1)
     (folder / MANIFEST).write_text(text, encoding="utf-8")
-    for path in (*folder.iterdir(), folder):
-        _sync(path)
+    _sync(folder / MANIFEST)
+    _sync(folder)
 
 
 def _sync(path: Path) -> None:
@@ -168,10 +186,9 @@ def saved_steps(run: Path) -> list[int]:
     return sorted((int(name) for name in names if name.isdigit()), reverse=True)
 
 
-def clear_scratch(run: Path, but: Iterable[int] = ()) -> None:
-    """Remove what an interrupted writing left behind, `but` for the checkpoints after these steps."""
-    kept = {scratch_of(run, step) for step in but}
-    for path in {*(run / "checkpoints").glob("step-*.part"), *run.glob("final.part")} - kept:
+def clear_scratch(run: Path) -> None:
+    """Remove what an interrupted writing left behind."""
+    for path in (*(run / "checkpoints").glob("step-*.part"), *run.glob("final.part")):
         shutil.rmtree(path, ignore_errors=True)
 
 
@@ -210,7 +227,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _as_checkpoint(path: Path, manifest: dict[str, Any]) -> Checkpoint:
     batches, weights_steps = tuple(manifest["batches"]), tuple(manifest["weights_steps"])
-    return Checkpoint(path, manifest["step"], manifest["version"], batches, weights_steps, manifest["config"])
+    return Checkpoint(path, manifest["step"], batches, weights_steps, manifest["config"])
 
 
 def newest_checkpoint(run: Path, config: ExperimentConfig, notice: Callable[[str], None]) -> Checkpoint | None:

@@ -69,7 +69,8 @@ def cut_back(path: Path, step: int) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     rows = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    # not splitlines: completions may hold what Unicode calls a line's end
+    for line in path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n"):
         try:
             row = json.loads(line)
         except ValueError:

@@ -26,7 +26,7 @@ from overlaprl_ray.loss import LossOutput, grpo_loss, loss_settings, normalizer
 from overlaprl_ray.memory import memory_gb
 from overlaprl_ray.metrics import StepResult, StepTotals, rollout_metrics, samples_of
 from overlaprl_ray.micro_batches import MicroBatches, micro_batches
-from overlaprl_ray.optimizer import MasterAdamW
+from overlaprl_ray.optimizer import MasterAdamW, detached
 from overlaprl_ray.rollout import Rollout, Scores, rows_of
 from overlaprl_ray.rules import Gate, merge_gates
 from overlaprl_ray.schedule import is_too_old
@@ -60,14 +60,14 @@ class Learner:
         return self.master_copy().save_pretrained if self.adapter is None else saver(self.adapter)
 
     def master_copy(self) -> PreTrainedModel:
-        """A plain copy of the policy in float32, the adapter merged into it where there is one."""
+        """A plain copy of the policy in float32 on the CPU, the adapter merged into it where there is one."""
         if self.adapter is not None:
             return merged_copy(self.adapter)
-        model = copy.deepcopy(self.model).float()
-        parameters = [p for p in model.parameters() if p.requires_grad]
-        with torch.no_grad():
-            for parameter, master in zip(parameters, self.optimizer.masters, strict=True):
-                parameter.copy_(master)
+        masters = zip(self.optimizer.parameters, self.optimizer.masters, strict=True)
+        # deepcopy takes these for copies that it has made already: not one more byte on the policy's device
+        taken: dict[int, Any] = {id(p): torch.nn.Parameter(detached(master)) for p, master in masters}
+        taken |= {id(buffer): detached(buffer) for buffer in self.model.buffers()}
+        model = copy.deepcopy(self.model, taken).float()
         model.config.dtype = torch.float32
         return model
 

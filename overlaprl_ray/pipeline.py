@@ -20,6 +20,7 @@ import ray
 from overlaprl_ray.checkpoint import Checkpoint, commit
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
+from overlaprl_ray.files import writing
 from overlaprl_ray.metrics import Evaluation, StepResult
 from overlaprl_ray.queue import RolloutQueue, Ticket
 from overlaprl_ray.schedule import evaluations, last_startable, weights_step
@@ -53,7 +54,7 @@ class Pipeline:
         ]
         self.evaluating: list[tuple[int, int, Any]] = []  # (batch that is generated next, step, -> Evaluation)
         self.accuracies: dict[int, float] = {}  # step -> held-out accuracy
-        self.begun: set[int] = set()  # checkpoints that the learner holds a copy for
+        self.begun: dict[int, Any] = {}  # step -> reference that is ready once the learner holds a copy to write
         self.completing: dict[int, Any] = {}  # step -> reference that is ready once the checkpoint is whole
         self.weights[self.finished], self.restored = self.load_base()
 
@@ -144,8 +145,7 @@ class Pipeline:
         result, published = self.actors.learner.step.options(num_returns=2).remote(ticket.scores, *ticket.shares)
         every = self.config.output.checkpoint_every
         if every and ticket.batch % every == 0 and ticket.batch < self.config.grpo.num_steps:
-            self.actors.learner.begin_checkpoint.remote(str(self.folder), ticket.batch)
-            self.begun.add(ticket.batch)
+            self.begun[ticket.batch] = self.actors.learner.begin_checkpoint.remote(str(self.folder), ticket.batch)
         if self.config.lag == 0:
             self._complete_checkpoints(ticket)
         self.weights[ticket.batch] = published
@@ -154,13 +154,14 @@ class Pipeline:
     def _complete_checkpoints(self, newest: Ticket) -> None:
         """Submit the completion of those whose last rollout is this batch's."""
         lag, last = self.config.lag, self.config.grpo.num_steps
-        for step in [s for s in self.begun if min(s + lag, last) == newest.batch]:
+        for step, begun in self.begun.items():
+            if step in self.completing or min(step + lag, last) != newest.batch:
+                continue
             tickets = {**self.held, **{t.batch: t for t in self.queue}, newest.batch: newest}
             shares = [share for batch in range(step + 1, newest.batch + 1) for share in tickets[batch].shares]
             complete = self.actors.learner.complete_checkpoint
             count = len(self.actors.generators)
-            self.completing[step] = complete.remote(str(self.folder), step, count, *shares)
-            self.begun.remove(step)
+            self.completing[step] = complete.remote(begun, str(self.folder), step, count, *shares)
 
     def _evaluate_until(self, step: int) -> None:
         """Submit the evaluations that are due with weights up to this step's; they run before the next batch."""
@@ -184,16 +185,18 @@ class Pipeline:
     # ---- collecting ----
 
     def _wait_for_either(self) -> None:
-        """Until the generators are idle or the oldest batch is trained on; a finished step is collected."""
+        """Until the generators may be idle or the oldest batch is trained on; a finished step is collected."""
         newest, head = self.queue.newest, self.queue.head
         assert newest is not None
-        pending = [ref for ref in newest.shares if not ray.wait([ref], timeout=0, fetch_local=False)[0]]
+        pending = ray.wait(newest.shares, num_returns=len(newest.shares), timeout=0, fetch_local=False)[1]
+        if not pending:
+            return  # it was generated just now: the next batch need not wait for a step
         ready, _ = ray.wait(
             [head.result, *pending], num_returns=1, timeout=self.config.pipeline.timeout_s, fetch_local=False
         )
         if not ready:
             raise in_vain(f"step {head.batch} and batch {newest.batch}", "pipeline.timeout_s")
-        if not pending or head.result in ready:
+        if head.result in ready:
             self._finish_step()
 
     def _finish_step(self) -> None:
@@ -226,6 +229,7 @@ class Pipeline:
                 break
             self.fetch(reference, f"checkpoint step-{step}")
             self._collect_evaluations(until=min(step + self.config.lag, self.config.grpo.num_steps))
-            self.base = commit(self.folder, step, self.config.output.keep_checkpoints, self.accuracies)
-            del self.completing[step]
+            with writing(self.folder):
+                self.base = commit(self.folder, step, self.config.output.keep_checkpoints, self.accuracies)
+            del self.begun[step], self.completing[step]
             self.held = {batch: ticket for batch, ticket in self.held.items() if batch > step}

@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Ticket:
-    """One batch on its way: who made it, and references to all that becomes of it. The driver never fetches tensors."""
+    """One batch on its way: who made it, and references to all that becomes of it."""
 
     batch: int
     weights_step: int  # the step whose weights generate it

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+import transformers
 from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
@@ -80,6 +81,7 @@ def ensure_tiny(config: TinyConfig, problems: Sequence[Problem]) -> Path:
         config.model_dump(),
         RECIPE,
         torch.__version__,
+        transformers.__version__,
         torch.get_num_threads(),
         torch.backends.cpu.get_cpu_capability(),
     ]

@@ -112,18 +112,20 @@ def test_chat_models_get_the_same_tokens_and_a_difference_is_refused(trainer):
 
 
 @pytest.mark.parametrize(
-    ("grpo", "field"),
+    ("groups", "field"),
     [
-        ({"num_iterations": 2}, "grpo.num_iterations = 2"),
-        ({"num_minibatches": 2}, "grpo.num_minibatches = 2"),
-        ({"correction": "truncated"}, "grpo.correction = truncated"),
-        ({"kl_penalty": "k2"}, "grpo.kl_penalty = k2"),
-        ({"micro_batch_size": 5}, "grpo.micro_batch_size = 5"),
+        ({"grpo": {"num_iterations": 2}}, "grpo.num_iterations = 2"),
+        ({"grpo": {"num_minibatches": 2}}, "grpo.num_minibatches = 2"),
+        ({"grpo": {"correction": "truncated"}}, "grpo.correction = truncated"),
+        ({"grpo": {"kl_penalty": "k2"}}, "grpo.kl_penalty = k2"),
+        ({"grpo": {"micro_batch_size": 5}}, "grpo.micro_batch_size = 5"),
+        ({"grpo": {"micro_batch_tokens": 512}}, "grpo.micro_batch_tokens"),
+        ({"model": {"lora_r": 4}}, "model.lora_r = 4"),
     ],
 )
-def test_what_trl_does_otherwise_is_refused(grpo, field):
+def test_what_trl_does_otherwise_is_refused(groups, field):
     with pytest.raises(ConfigError, match=field):
-        trl_settings(small(grpo=grpo), None, 4)
+        trl_settings(small(**groups), None, 4)
 
 
 def test_a_copy_without_an_end_never_ends(tmp_path, cache):

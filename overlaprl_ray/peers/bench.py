@@ -75,7 +75,7 @@ def run_bench(plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
     runs: list[dict[str, Any]] = []
     found: dict[str, Any] = {}
     for repeat in range(1, plan.repeats + 1):
-        seconds: float | None = None  # that TRL gets in `curve`: as many as ours took, so ours come first
+        seconds: float | None = None  # that TRL gets in `curve`: as many as our first arm took, so ours come first
         for arm in sorted(plan.arms, key=lambda arm: arm.kind == "trl") if plan.work == "curve" else plan.arms:
             seed = config.seed + repeat - 1
             job = Job(arm, config_of(arm, config, seed), plan.every, plan.target, None)
@@ -84,7 +84,7 @@ def run_bench(plan: Plan, folder: Path, console: Console) -> dict[str, Any]:
             console.print(f"{arm.label}, repeat {repeat} of {plan.repeats}", highlight=False)
             where = folder / f"r{repeat}-{re.sub(r'[^A-Za-z0-9]+', '-', arm.label).strip('-')}"
             track, memory = measure(job, where)
-            if arm.kind == "own":
+            if arm.kind == "own" and seconds is None:
                 seconds = track.ends[-1]
             about = {"label": arm.label, "kind": arm.kind, "threads": arm.threads, "repeat": repeat, "seed": seed}
             figures = figures_of(track, config.grpo.batch_rows, plan)

@@ -21,6 +21,7 @@ from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.peers.arms import Job, Track
 
 PERIOD_S = 0.25
+LIMIT_S = 12 * 3600.0
 NOTICEABLE = 1.01  # how much higher RSS must be for PSS to be read again: reading it costs milliseconds a process
 
 
@@ -59,11 +60,14 @@ def measure(job: Job, folder: Path) -> tuple[Track, Memory]:
     with (folder / "log.txt").open("w", encoding="utf-8") as log:
         child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)
         try:
-            code = _watch(child, memory)
+            code = _watch(child, memory, job.arm.label)
         finally:
             if child.poll() is None:  # we were interrupted: it must not go on alone
                 child.terminate()
-                child.wait()
+                try:
+                    child.wait(timeout=60)
+                except subprocess.TimeoutExpired:
+                    child.kill()
     if code:
         lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         kind = ConfigError if code == ConfigError.exit_code else RunError
@@ -71,10 +75,12 @@ def measure(job: Job, folder: Path) -> tuple[Track, Memory]:
     return Track.read(folder / "track.json"), memory
 
 
-def _watch(child: subprocess.Popen[bytes], memory: Memory) -> int:
-    """Until the child ends; its exit code."""
-    root = psutil.Process(child.pid)
+def _watch(child: subprocess.Popen[bytes], memory: Memory, label: str) -> int:
+    """Until the child ends; its exit code. Raises `RunError` after a time that no comparison needs."""
+    root, deadline = psutil.Process(child.pid), time.monotonic() + LIMIT_S
     while child.poll() is None:
+        if time.monotonic() > deadline:
+            raise RunError(f"{label}: no end after {LIMIT_S / 3600:g} hours; does it hang? else give it fewer steps")
         with contextlib.suppress(psutil.NoSuchProcess):  # it ended just now
             memory.look(root)
         time.sleep(PERIOD_S)

@@ -82,6 +82,10 @@ def _refuse(config: ExperimentConfig, micro: int) -> None:
     for name, value in wanted.items():
         if getattr(grpo, name) != value:
             raise ConfigError(f"grpo.{name} = {getattr(grpo, name)}: TRL's arm does only {value}; leave it at that")
+    if config.model.lora_r:
+        raise ConfigError(f"model.lora_r = {config.model.lora_r}: TRL's arm trains all weights; set it to 0")
+    if grpo.micro_batch_tokens:
+        raise ConfigError("grpo.micro_batch_tokens: TRL's arm counts rows; give grpo.micro_batch_size instead")
     if config.model.reference is not None:
         raise ConfigError("model.reference: TRL's arm takes the initial policy as reference; leave it null")
     if grpo.batch_rows % micro:
