@@ -112,7 +112,8 @@ class CheckpointWriter:
             _write_manifest(folder, stamp, begun.files | _settled([folder / ROLLOUTS]))
         except Exception as error:
             shutil.rmtree(folder, ignore_errors=True)  # room for the rest of the run's files
-            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+            first_line = (str(error).splitlines() or [""])[0]
+            reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {first_line}"
             raise RunError(
                 f"checkpoint step-{step} cannot be written in '{run}' ({reason or error}); make room there, or set "
                 "output.checkpoint_every 0 to go without"

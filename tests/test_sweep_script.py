@@ -62,7 +62,7 @@ def small_qwen(folder: Path) -> Path:
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_file_is_dry_run(tmp_path, capsys, path):
-    """In this process: a subprocess each would only import torch six times."""
+    """In this process: a subprocess each would only import torch again."""
     sys.path.insert(0, str(ROOT / "scripts"))
     from sweep import main
 
