@@ -26,6 +26,7 @@ class SweepProgress(Callback):
 
     def __init__(self, sweep: Sweep, folder: Path, total: int, finished: int, cases: dict[str, str]):
         self.sweep, self.folder, self.total, self.finished = sweep, folder, total, finished
+        self.ended: set[str] = set()  # trials that came to an end now; Tune may tell of one twice
         self.cases = cases  # trial -> the case it belongs to
         self.running: dict[str, str] = {}  # trial -> how it stands
         self.steps = 0
@@ -56,7 +57,7 @@ class SweepProgress(Callback):
         """A trial has run to its end, or Tune has ended it by its scheduler or by `tune.stop`."""
         plan = self._plan(trial)
         stood = self.running.pop(plan.name, "")
-        self.finished += 1
+        self.ended.add(plan.name)
         stopped = mark_stopped(plan, trial.last_result)
         self._say(f"{'stopped early' if stopped else 'finished'} {plan.name}: {stood}{self._eta()}")
 
@@ -64,7 +65,7 @@ class SweepProgress(Callback):
         """A trial has failed for good. Where its own process could not say why (it was killed), Tune's word stands."""
         plan = self._plan(trial)
         self.running.pop(plan.name, None)
-        self.finished += 1
+        self.ended.add(plan.name)
         file = plan.folder / "error.txt"
         if not file.exists():
             leave_error(plan, f"the trial's process ended: {trial.get_pickled_error() or 'no reason is known'}")
@@ -88,7 +89,7 @@ class SweepProgress(Callback):
     def _say(self, text: str) -> None:
         self.spoken = time.monotonic()
         console = Console(soft_wrap=True)  # made anew: Tune pickles its callbacks, and a console cannot be
-        console.print(f"[{self.finished}/{self.total}] {text}", highlight=False, markup=False)
+        console.print(f"[{self.finished + len(self.ended)}/{self.total}] {text}", highlight=False, markup=False)
 
 
 def duration(seconds: float) -> str:
