@@ -5,7 +5,7 @@ import os
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config
+from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MistralConfig
 
 from overlaprl_ray.checks.inputs import check_inputs
 from overlaprl_ray.cli import build_config
@@ -19,12 +19,21 @@ from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
 PROMPTS = [[13, 24, 5], [7], [40, 41, 42, 43, 44, 45], [9, 9]]
 
 
-@pytest.fixture(scope="module", params=["rotary", "learned"])
+@pytest.fixture(scope="module", params=["rotary", "learned", "sliding"])
 def model(request):
-    """A Llama with relative positions and a GPT-2 with absolute ones, where a wrong position id cannot hide."""
+    """A Llama with relative positions and a GPT-2 with absolute ones, where a wrong position id cannot hide; and a
+    Mistral that sees 10 tokens, whose cache forgets."""
     torch.manual_seed(0)
-    gpt2 = GPT2Config(vocab_size=99, n_positions=64, n_embd=32, n_layer=2, n_head=2, pad_token_id=0, eos_token_id=1)
-    made = AutoModelForCausalLM.from_config(tiny_config(TinyConfig()) if request.param == "rotary" else gpt2).eval()
+    sizes = {"vocab_size": 99, "pad_token_id": 0, "eos_token_id": 1}
+    architecture = {
+        "rotary": tiny_config(TinyConfig()),
+        "learned": GPT2Config(**sizes, n_positions=64, n_embd=32, n_layer=2, n_head=2),
+        "sliding": MistralConfig(
+            **sizes, sliding_window=10, hidden_size=32, intermediate_size=64, num_hidden_layers=2,
+            num_attention_heads=2, num_key_value_heads=1,
+        ),
+    }  # fmt: skip
+    made = AutoModelForCausalLM.from_config(architecture[request.param]).eval()
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.mul_(3)  # sharp enough that greedy has no near-ties

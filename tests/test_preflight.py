@@ -13,10 +13,22 @@ import ray
 import torch
 import yaml
 from rich.console import Console
-from transformers import BertConfig, LlamaForCausalLM
+from transformers import (
+    BertConfig,
+    DeepseekV4Config,
+    FalconH1Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    Lfm2Config,
+    LlamaForCausalLM,
+    MistralConfig,
+    Qwen3NextConfig,
+    RwkvConfig,
+)
 
 from overlaprl_ray import run as running
 from overlaprl_ray.checks import inputs, preflight
+from overlaprl_ray.checks.architecture import check_cache
 from overlaprl_ray.cli import build_config, merge
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.errors import ConfigError
@@ -179,6 +191,29 @@ def test_broken_model_folders(model: Path, damage: Any, said: str) -> None:
     if "EOS" not in said:
         assert str(model) in message
         assert "give 'tiny', a folder" in message or "save one beside the model" in message
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        (Qwen3NextConfig(), "its LinearAttentionLayer keeps more"),
+        (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "its LinearAttentionLayer"),
+        (FalconH1Config(), "its LinearAttentionAndFullAttentionLayer keeps more"),
+        (DeepseekV4Config(), "its DeepseekV4HCACache keeps more"),
+        (RwkvConfig(), "RwkvForCausalLM takes none"),
+    ],
+)
+def test_a_cache_that_rows_cannot_be_dropped_from(model: Path, architecture: Any, said: str) -> None:
+    architecture.save_pretrained(model)
+    message = refusal({"grpo.model_name": str(model)})
+    assert message.startswith(f"grpo.model_name = '{model}': rows of a {architecture.model_type} cannot be dropped")
+    assert said in message
+    assert message.endswith("give a model with attention in every layer")
+
+
+@pytest.mark.parametrize("architecture", [MistralConfig(sliding_window=8), Gemma3TextConfig(), GptOssConfig()])
+def test_sliding_windows_pass(architecture: Any) -> None:
+    check_cache(architecture, "some/model")
 
 
 def test_a_whole_model_folder_passes_and_loads(model: Path) -> None:

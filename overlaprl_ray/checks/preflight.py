@@ -10,6 +10,7 @@ import ray
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from overlaprl_ray.checks.architecture import check_cache
 from overlaprl_ray.checks.inputs import check_inputs, check_writable
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
@@ -39,6 +40,8 @@ def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
     if TINY in (config.grpo.model_name, config.model.reference):
         check_writable("OVERLAPRL_CACHE", cache_folder())
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
+    if config.model.engine == "hf":
+        check_cache(model_config, config.grpo.model_name)
     if config.model.lora_r:
         check_lora(config.model, model_config)
     tokenizer = load_tokenizer(config.grpo.model_name)

@@ -1,4 +1,4 @@
-"""A decode loop over any Hugging Face causal model and its cache.
+"""A decode loop over a Hugging Face causal model with attention in every layer (checks/architecture.py) and its cache.
 
 Why not `model.generate`: here the logprob of each sampled token comes for free and exactly (no tensor of scores is
 kept), a row's text depends on its own seed alone, and rows that have finished leave the batch.

@@ -1,0 +1,44 @@
+"""What a model's configuration alone tells: architectures that would be computed wrongly, or not at all.
+
+check_cache(model_config, "some/model")    # only where the Hugging Face engine generates
+"""
+
+import inspect
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
+
+from overlaprl_ray.errors import ConfigError
+
+CACHE_NAMES = {"past_key_values", "cache"}  # of a forward's argument; the second is that of newer releases
+
+
+def check_cache(architecture: Any, name: str) -> None:
+    """Refuse a model whose cache cannot be narrowed to some of its rows, as the decode loop does all the time.
+
+    Keys and values can, with a sliding window too; states of linear attention, convolutions and state spaces cannot.
+    """
+    model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(architecture)]  # importing it registers its own kinds of layer
+    if not CACHE_NAMES & inspect.signature(model_class.forward).parameters.keys():  # it would pass the cache by
+        raise _uncached(architecture, name, f"{model_class.__name__} takes none")
+    try:
+        kept = [type(layer) for layer in DynamicCache(config=architecture).layers if not _selects_rows(type(layer))]
+    except Exception as error:  # a configuration that the cache does not know how to read: no common type
+        raise _uncached(architecture, name, f"none can be made, {type(error).__name__}: {error}") from error
+    if kept:
+        raise _uncached(architecture, name, f"its {kept[0].__name__} keeps more than keys and values")
+
+
+def _uncached(architecture: Any, name: str, fault: str) -> ConfigError:
+    return ConfigError(
+        f"grpo.model_name = '{name}': rows of a {architecture.model_type} cannot be dropped from its cache ({fault}), "
+        "as model.engine = 'hf' has to; give a model with attention in every layer"
+    )
+
+
+def _selects_rows(layer: type) -> bool:
+    """Whether a kind of layer selects all that it holds: where it reorders by itself, it must select by itself."""
+    names = [vars(kind).keys() for kind in layer.__mro__]
+    selects = next((i for i, name in enumerate(names) if "batch_select_indices" in name), None)
+    reorders = next((i for i, name in enumerate(names) if "reorder_cache" in name), len(names))
+    return selects is not None and selects <= reorders
