@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.logprobs import response_logprobs
+from overlaprl_ray.logprobs import check_head, response_logprobs
 from overlaprl_ray.memory import memory_gb
 from overlaprl_ray.micro_batches import micro_batches
 from overlaprl_ray.rollout import Rollout, Scores
@@ -27,6 +27,8 @@ class Reference:
     """
 
     def __init__(self, config: ExperimentConfig, model: PreTrainedModel, adapter: "PeftModel | None" = None):
+        if adapter is None:  # else the model is the learner's, which has checked it
+            check_head(model)
         self.config, self.adapter = config, adapter
         self.model = model if adapter else model.requires_grad_(False)
 

@@ -9,10 +9,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, Mistra
 
 from overlaprl_ray.checks.inputs import check_inputs
 from overlaprl_ray.cli import build_config
-from overlaprl_ray.config import TinyConfig
+from overlaprl_ray.config import ExperimentConfig, TinyConfig
 from overlaprl_ray.engines.hf import SHARED_FROM, HFEngine, row_uniforms, sample
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.logprobs import check_head, response_logprobs
+from overlaprl_ray.reference import Reference
 from overlaprl_ray.rollout import completion_mask, pad_left, position_ids
 from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
 
@@ -241,6 +242,8 @@ def test_check_head_refuses_a_model_that_changes_its_logits(model):
     try:
         with pytest.raises(ValueError, match="after the output head"):
             check_head(model)
+        with pytest.raises(ValueError, match="after the output head"):
+            Reference(ExperimentConfig(), model)
     finally:
         handle.remove()
 

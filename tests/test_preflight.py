@@ -15,10 +15,13 @@ import yaml
 from rich.console import Console
 from transformers import (
     BertConfig,
+    CohereConfig,
     DeepseekV4Config,
     FalconH1Config,
+    Gemma2Config,
     Gemma3TextConfig,
     GptOssConfig,
+    GraniteConfig,
     Lfm2Config,
     LlamaForCausalLM,
     MistralConfig,
@@ -28,7 +31,7 @@ from transformers import (
 
 from overlaprl_ray import run as running
 from overlaprl_ray.checks import inputs, preflight
-from overlaprl_ray.checks.architecture import check_cache
+from overlaprl_ray.checks.architecture import check_cache, check_logits
 from overlaprl_ray.cli import build_config, merge
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.errors import ConfigError
@@ -209,6 +212,31 @@ def test_a_cache_that_rows_cannot_be_dropped_from(model: Path, architecture: Any
     assert message.startswith(f"grpo.model_name = '{model}': rows of a {architecture.model_type} cannot be dropped")
     assert said in message
     assert message.endswith("give a model with attention in every layer")
+
+
+@pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        (Gemma2Config(), "a gemma2 with final_logit_softcapping = 30.0"),
+        (GraniteConfig(logits_scaling=8.0), "a granite with logits_scaling = 8.0"),
+        (CohereConfig(), "a cohere with logit_scale = 0.0625"),
+    ],
+)
+@pytest.mark.parametrize("field", ["grpo.model_name", "model.reference"])
+def test_logits_changed_after_the_output_head(model: Path, field: str, architecture: Any, said: str) -> None:
+    architecture.vocab_size = tiny_config(TinyConfig()).vocab_size
+    architecture.save_pretrained(model)
+    message = refusal({field: str(model)})
+    assert message.startswith(f"{field} = '{model}': {said} changes its logits")
+    assert message.endswith("give a model that does not")
+
+
+@pytest.mark.parametrize(
+    "architecture",
+    [GraniteConfig(), CohereConfig(logit_scale=1.0), Gemma2Config(final_logit_softcapping=None), Gemma3TextConfig()],
+)
+def test_caps_and_factors_that_are_off_pass(architecture: Any) -> None:
+    check_logits(architecture, "some/model", "grpo.model_name")
 
 
 @pytest.mark.parametrize("architecture", [MistralConfig(sliding_window=8), Gemma3TextConfig(), GptOssConfig()])

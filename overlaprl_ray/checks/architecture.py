@@ -1,5 +1,6 @@
 """What a model's configuration alone tells: architectures that would be computed wrongly, or not at all.
 
+check_logits(model_config, "some/model", "grpo.model_name")
 check_cache(model_config, "some/model")    # only where the Hugging Face engine generates
 """
 
@@ -11,6 +12,23 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, DynamicCache
 from overlaprl_ray.errors import ConfigError
 
 CACHE_NAMES = {"past_key_values", "cache"}  # of a forward's argument; the second is that of newer releases
+# What models call a cap or factor put on logits around the output head; the learner measures it besides (logprobs.py).
+LOGIT_CHANGES = (
+    "final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap",
+    "logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier",
+)  # fmt: skip
+
+
+def check_logits(architecture: Any, name: str, field: str) -> None:
+    """Refuse a model whose logits are not its output head's alone: logprobs would be of another distribution."""
+    text = architecture.get_text_config()
+    for change in LOGIT_CHANGES:
+        value = getattr(text, change, None)
+        if value not in (None, 1):
+            raise ConfigError(
+                f"{field} = '{name}': a {architecture.model_type} with {change} = {value} changes its logits after the "
+                "output head, which is unsupported; give a model that does not"
+            )
 
 
 def check_cache(architecture: Any, name: str) -> None:

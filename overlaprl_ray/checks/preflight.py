@@ -10,7 +10,7 @@ import ray
 import torch
 from transformers import PreTrainedTokenizerBase
 
-from overlaprl_ray.checks.architecture import check_cache
+from overlaprl_ray.checks.architecture import check_cache, check_logits
 from overlaprl_ray.checks.inputs import check_inputs, check_writable
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
@@ -40,6 +40,7 @@ def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
     if TINY in (config.grpo.model_name, config.model.reference):
         check_writable("OVERLAPRL_CACHE", cache_folder())
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
+    check_logits(model_config, config.grpo.model_name, "grpo.model_name")
     if config.model.engine == "hf":
         check_cache(model_config, config.grpo.model_name)
     if config.model.lora_r:
@@ -49,6 +50,7 @@ def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
     window = context_window(model_config)
     if config.grpo.beta and config.model.reference:
         reference = check_model(config.model.reference, "model.reference", config.model)
+        check_logits(reference, config.model.reference, "model.reference")
         vocabularies = [c.get_text_config().vocab_size for c in (reference, model_config)]
         if vocabularies[0] != vocabularies[1]:
             raise ConfigError(
