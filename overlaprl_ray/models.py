@@ -43,7 +43,7 @@ def check_model(name: str, field: str, config: ModelConfig) -> Any:
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model, left-padding; its pad token falls back to EOS."""
+    """The tokenizer beside a model, left-padding; its pad token falls back to EOS, its own or the model's."""
     if name == TINY:
         return tiny_tokenizer()
     folder = os.path.expanduser(name)
@@ -53,8 +53,21 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(f"grpo.model_name = '{name}': no tokenizer ({reason}); save one beside the model") from error
     if tokenizer.pad_token_id is None:
-        tokenizer.pad_token = tokenizer.eos_token
+        tokenizer.pad_token = tokenizer.eos_token or _model_eos(folder, tokenizer)
+    if tokenizer.pad_token_id is None:
+        raise ConfigError(
+            f"grpo.model_name = '{name}': its tokenizer has no pad token, and neither it nor the model's config.json "
+            "an EOS token to pad with; set pad_token in its tokenizer_config.json"
+        )
     return tokenizer
+
+
+def _model_eos(folder: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The token of the EOS id in a model's configuration, of the first where there are several."""
+    ids = getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "eos_token_id", None)
+    first = ids[0] if isinstance(ids, list | tuple) else ids
+    token: Any = None if first is None else tokenizer.convert_ids_to_tokens(first)
+    return token  # None, too, for an id beyond the vocabulary
 
 
 def load_model(

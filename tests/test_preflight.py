@@ -251,6 +251,32 @@ def test_a_whole_model_folder_passes_and_loads(model: Path) -> None:
     assert loaded.config.vocab_size == len(load_tokenizer(config.grpo.model_name))
 
 
+def no_special_tokens(folder: Path) -> None:
+    """A tokenizer that names neither a pad nor an EOS token."""
+    path = folder / "tokenizer_config.json"
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({k: v for k, v in values.items() if k not in ("pad_token", "eos_token")}))
+
+
+@pytest.mark.parametrize("eos", [1, [1, 2]])
+def test_a_tokenizer_without_pad_and_eos_pads_with_the_models_eos(model: Path, eos: int | list[int]) -> None:
+    no_special_tokens(model)
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**values, "eos_token_id": eos}))
+    preflight.preflight(build_config(merge({}, {"grpo.model_name": str(model), "grpo.max_new_tokens": 8})))
+    assert load_tokenizer(str(model)).pad_token_id == 1
+
+
+@pytest.mark.parametrize("eos", [None, 10**6])
+def test_nothing_to_pad_with(model: Path, eos: int | None) -> None:
+    no_special_tokens(model)
+    values = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**values, "eos_token_id": eos}))
+    message = refusal({"grpo.model_name": str(model)})
+    assert message.startswith(f"grpo.model_name = '{model}': its tokenizer has no pad token")
+    assert message.endswith("set pad_token in its tokenizer_config.json")
+
+
 def test_sharded_weights_pass(model: Path) -> None:
     LlamaForCausalLM.from_pretrained(model).save_pretrained(model, max_shard_size="2KB")
     (model / "model.safetensors").unlink(missing_ok=True)
