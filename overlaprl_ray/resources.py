@@ -82,6 +82,11 @@ def plan_resources(config: ExperimentConfig, gpus: float) -> Plan:
         )
         remedy = "lower the shares until each finds room on one GPU" if gpus else "set them to 0 or null"
         raise ConfigError(f"{wanted}: {sum(plan.shares):g} GPU in all, but there are {gpus:g}; {remedy}")
+    if gpus and config.model.engine == "vllm" and not plan.generator_gpu:  # it would take the GPU without a cap
+        raise ConfigError(
+            f"resources.generator_gpu = {plan.generator_gpu:g} with model.engine = 'vllm': vLLM would take the GPU all "
+            "the same; set it to null or a share above 0, hide the GPU (CUDA_VISIBLE_DEVICES=''), or use engine hf"
+        )
     return plan
 
 

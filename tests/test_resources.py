@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ray._common.ray_option_utils import validate_actor_options
 
-from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config import ExperimentConfig, ModelConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.resources import Plan, plan_resources
 
@@ -77,6 +77,16 @@ def test_one_share_is_of_one_gpu() -> None:
     assert shares(plan) == [1.0, 1.0, 1.0]
     with pytest.raises(ConfigError):
         plan_resources(config(generator_gpu=1, learner_gpu=1, reference_gpu=1), 2.9)
+
+
+def test_vllm_with_a_gpu_gets_a_share_of_it() -> None:
+    wanted = config(generator_gpu=0).model_copy(update={"model": ModelConfig(engine="vllm")})
+    with pytest.raises(ConfigError, match=r"generator_gpu = 0 with .*'vllm': .*; set it to null or a share"):
+        plan_resources(wanted, 1.0)
+    assert plan_resources(wanted, 0.0).generator_gpu == 0
+    assert plan_resources(config(generator_gpu=0), 1.0).generator_gpu == 0
+    shared = config().model_copy(update={"model": ModelConfig(engine="vllm")})
+    assert plan_resources(shared, 1.0).generator_gpu > 0
 
 
 @given(st.lists(st.integers(0, 20), min_size=3, max_size=3), st.integers(1, 4), st.integers(1, 3))
