@@ -106,7 +106,10 @@ class Actors:
         threads = {name: str(self.plan.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
         # what the driver can import (a user's reward functions), actors can
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        environment = {"env_vars": {**threads, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}}
+        # a Ray that runs already knows nothing of what the driver has found out about the hub (checks/hub.py)
+        hub = {name: os.environ[name] for name in ("HF_HUB_OFFLINE",) if name in os.environ}
+        variables = {**threads, **hub, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}
+        environment = {"env_vars": variables}
         kind: type
         more: tuple[Any, ...] = ()
         if role == "learner":

@@ -1,6 +1,7 @@
 """Real runs on Ray: who made what, what overlapped, and what happens when something fails."""
 
 import json
+import os
 
 import pytest
 import ray
@@ -68,8 +69,9 @@ def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
     assert list(made) == list(range(1, 17))
 
 
-def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray):
+def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, monkeypatch):
     """The GPU is simulated: Ray counts one, torch sees none."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # found out after this Ray was started
     config = small()
     ready = preflight(config)
     free = ray.available_resources()["GPU"]
@@ -79,7 +81,8 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray):
     assert 0.9 <= held <= 1
     assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free - held)
     for role in ("generator", "reference", "learner"):
-        assert ray.get_actor(f"placement/{role}")
+        actor = ray.get_actor(f"placement/{role}")
+        assert ray.get(actor.__ray_call__.remote(lambda self: os.environ.get("HF_HUB_OFFLINE"))) == "1"
     # a second set does not fit beside the first: it says so instead of hanging
     short = config.model_copy(update={"resources": config.resources.model_copy(update={"start_timeout_s": 3.0})})
     with pytest.raises(RunError, match=r"waited in vain .*resources.start_timeout_s"):
