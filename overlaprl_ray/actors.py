@@ -9,8 +9,11 @@ them.
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import ray
 import torch
 
 from overlaprl_ray.checkpoint import CheckpointWriter, load_rollouts, load_trainer
@@ -29,10 +32,22 @@ from overlaprl_ray.weights import Published, publish, received
 def _take_device(threads: int, gpu: float) -> str:
     """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors."""
     torch.set_num_threads(threads)
-    if gpu and torch.cuda.is_available():
+    if not gpu:
+        return "cpu"
+    if torch.cuda.is_available():
         torch.cuda.set_per_process_memory_fraction(min(1.0, gpu))
         return "cuda"
+    check_simulated(ray.get_runtime_context().get_node_labels())
     return "cpu"
+
+
+def check_simulated(labels: Mapping[str, Any]) -> None:
+    """Refuse the CPU in place of a real GPU: that one's type is among its node's labels, a simulated one's is not."""
+    if kind := labels.get("ray.io/accelerator-type"):
+        raise RunError(
+            f"this actor has a share of a GPU ({kind}) that torch {torch.__version__} cannot use (no CUDA); install a "
+            "torch built for its driver, or set resources.generator_gpu, reference_gpu and learner_gpu to 0"
+        )
 
 
 class GeneratorActor(Watched):

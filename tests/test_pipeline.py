@@ -8,6 +8,7 @@ import ray
 import torch
 from conftest import read_jsonl, small
 
+from overlaprl_ray.actors import check_simulated
 from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.cli import load_config
 from overlaprl_ray.errors import RunError
@@ -89,6 +90,12 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
         Actors(short, ready.task, ready.plan, run="second").start()
     started.stop()
     assert wait_for(lambda: ray.available_resources()["GPU"], free)
+
+
+def test_a_real_gpu_that_torch_cannot_use_ends_the_run():
+    check_simulated({"ray.io/node-id": "a"})
+    with pytest.raises(RunError, match=r"share of a GPU \(H100\) that torch .* cannot use .*; install a torch"):
+        check_simulated({"ray.io/node-id": "a", "ray.io/accelerator-type": "H100"})
 
 
 def wait_for(value, expected, seconds=20.0):
