@@ -42,6 +42,18 @@ def check_model(name: str, field: str, config: ModelConfig) -> Any:
     return found
 
 
+def published_bytes(config: ExperimentConfig, architecture: Any) -> int:
+    """Size of the policy's weights as they are published, found without memory for them; 0 for adapters, small ones."""
+    if config.model.lora_r:
+        return 0
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(architecture)
+    except Exception as error:  # any architecture's own checks: no common type
+        raise model_error(config.grpo.model_name, "grpo.model_name", error) from error
+    return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.model.dtype].itemsize
+
+
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer beside a model, left-padding; its pad token falls back to EOS, its own or the model's."""
     if name == TINY:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from overlaprl_ray.checkpoint import Checkpoint, clear_scratch, newest_checkpoint
 from overlaprl_ray.checks.notices import floor_notice
-from overlaprl_ray.checks.preflight import Preflight, preflight
+from overlaprl_ray.checks.preflight import Preflight, check_store, preflight
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.files import locked, writing
@@ -59,6 +59,7 @@ def train(
     console = console or Console(soft_wrap=True)
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
+        check_store(config, ready.published_bytes)
         start = newest_checkpoint(folder, config, progress.say) if resuming else None
         if resuming:
             clear_scratch(folder)

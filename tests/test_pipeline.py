@@ -11,10 +11,12 @@ from conftest import read_jsonl, small
 from overlaprl_ray.actors import check_simulated
 from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.cli import load_config
-from overlaprl_ray.errors import RunError
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.parts import build_learner
 from overlaprl_ray.run import train
 from overlaprl_ray.schedule import weights_step
 from overlaprl_ray.supervisor import Actors
+from overlaprl_ray.weights import publish
 
 STALE = {"kl_fresh": 1e-6, "kl_stale": 2e-4}  # low enough that discards occur
 
@@ -90,6 +92,29 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
         Actors(short, ready.task, ready.plan, run="second").start()
     started.stop()
     assert wait_for(lambda: ray.available_resources()["GPU"], free)
+
+
+def test_weights_that_the_object_store_cannot_hold_are_refused_before_actors_start(local_ray, tmp_path, monkeypatch):
+    monkeypatch.setattr(Actors, "start", lambda self: pytest.fail("actors started"))
+    store = ray.cluster_resources()["object_store_memory"]
+    hidden = 8 * int((store / (64 * 4 * 16 * 3)) ** 0.5 / 8 + 1)  # a layer has 16 hidden^2 floats; 3 of 4 layers do
+    large = small(
+        model={"tiny": {"layers": 4, "hidden": hidden, "heads": 1}},
+        pipeline={"lag": 62},
+        output={"dir": str(tmp_path / "run")},
+    )
+    with pytest.raises(ConfigError, match=r"pipeline.lag = 62: 64 sets of weights take .* GB, Ray's object store"):
+        train(large)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_size_of_the_weights_is_what_the_learner_publishes():
+    config = small()
+    found = preflight(config)
+    learner = build_learner(config, found.task)
+    assert found.published_bytes == sum(array.nbytes for array in publish(0, learner.weights()).arrays.values())
+    half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
+    assert preflight(half).published_bytes == found.published_bytes / 2
 
 
 def test_a_real_gpu_that_torch_cannot_use_ends_the_run():

@@ -16,7 +16,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.grpo_config import TINY
 from overlaprl_ray.lora import check_lora
-from overlaprl_ray.models import check_model, context_window, eos_ids, load_tokenizer
+from overlaprl_ray.models import check_model, context_window, eos_ids, load_tokenizer, published_bytes
 from overlaprl_ray.resources import Plan, plan_resources
 from overlaprl_ray.sampler import encode
 from overlaprl_ray.tasks import Task
@@ -30,6 +30,7 @@ class Preflight:
 
     task: Task
     plan: Plan
+    published_bytes: int  # of one set of weights
 
 
 def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
@@ -59,7 +60,7 @@ def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
     check_lengths(config, task, tokenizer, window)
-    return Preflight(task, plan)
+    return Preflight(task, plan, published_bytes(config, model_config))
 
 
 def available_gpus() -> float:
@@ -67,6 +68,18 @@ def available_gpus() -> float:
     if ray.is_initialized():
         return ray.cluster_resources().get("GPU", 0.0)
     return float(torch.cuda.device_count())
+
+
+def check_store(config: ExperimentConfig, published: int) -> None:
+    """The weights that a lag keeps alive must fit one node's object store. Only with Ray running is its size known."""
+    store = max(node["Resources"].get("object_store_memory", 0.0) for node in ray.nodes() if node["Alive"])
+    needed = (config.lag + 2) * published
+    if needed > store:
+        raise ConfigError(
+            f"pipeline.lag = {config.lag}: {config.lag + 2} sets of weights take {needed / 1e9:.3g} GB, Ray's object "
+            f"store has {store / 1e9:.3g}, so that they would go over the disk; lower it, set model.dtype bfloat16 or "
+            "model.lora_r, or start Ray with a larger --object-store-memory and name it in RAY_ADDRESS"
+        )
 
 
 def check_lengths(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase, window: int | None) -> None:
