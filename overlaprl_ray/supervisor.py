@@ -104,6 +104,8 @@ class Actors:
 
     def _launch(self, role: str) -> Any:
         threads = {name: str(self.plan.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        if self.config.lag:  # actors run at the same time: threads that wait must leave the cores to the others
+            threads["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
         # what the driver can import (a user's reward functions), actors can
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         # a Ray that runs already knows nothing of what the driver has found out about the hub (checks/hub.py)

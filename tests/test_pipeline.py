@@ -85,7 +85,8 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
     assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free - held)
     for role in ("generator", "reference", "learner"):
         actor = ray.get_actor(f"placement/{role}")
-        assert ray.get(actor.__ray_call__.remote(lambda self: os.environ.get("HF_HUB_OFFLINE"))) == "1"
+        found = ray.get(actor.__ray_call__.remote(lambda self: dict(os.environ)))
+        assert (found["HF_HUB_OFFLINE"], found["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
     # a second set does not fit beside the first: it says so instead of hanging
     short = config.model_copy(update={"resources": config.resources.model_copy(update={"start_timeout_s": 3.0})})
     with pytest.raises(RunError, match=r"waited in vain .*resources.start_timeout_s"):
