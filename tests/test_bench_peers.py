@@ -277,6 +277,8 @@ def test_ratios_are_to_trl_at_its_best():
     lame = [*runs[:6], *(run_of("TRL (2 threads)", i, 10.0, s) for i, s in ((1, 2.0), (2, None), (3, None)))]
     assert compare(lame)[2]["seconds_to_target"] is None  # most seeds never got there: no figure, and not TRL's best
     assert compare(lame)[0]["to_target"] == pytest.approx(0.5)
+    there = [run_of("overlap", 1, 30.0, 0.0), run_of("TRL (1 thread)", 1, 9.0, 0.0)]
+    assert compare(there)[0]["to_target"] is None  # at the target from the start
 
 
 def test_table_and_curves_say_what_was_found():

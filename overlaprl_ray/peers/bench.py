@@ -190,18 +190,19 @@ def _ratio(
     by_label: dict[str, list[dict[str, Any]]],
     best: Callable[..., Any],
 ) -> dict[str, Any]:
-    """`own`'s figure over that of TRL's best arm; None where there is none."""
+    """`own`'s figure over that of TRL's best arm; None where there is none, or it is 0: at the target from the start."""
     peers = [runs for runs in by_label.values() if runs[0]["kind"] == "trl"]
     peers = [runs for runs in peers if _spread([run[figure] for run in runs])[0] is not None]
     middle = _spread([run[figure] for run in own])[0]
-    if not peers or middle is None:
-        return {name: None, f"{name}_min": None, f"{name}_max": None}
-    peer = best(peers, key=lambda runs: _spread([run[figure] for run in runs])[0])
+    peer = best(peers, key=lambda runs: _spread([run[figure] for run in runs])[0], default=[])
     theirs = {run["repeat"]: run[figure] for run in peer}
+    typical = _spread(list(theirs.values()))[0] if theirs else None
+    if middle is None or not typical:
+        return {name: None, f"{name}_min": None, f"{name}_max": None}
     both = [(run[figure], theirs.get(run["repeat"])) for run in own]
-    pairs = [ours / other for ours, other in both if ours is not None and other is not None]
+    pairs = [ours / other for ours, other in both if ours is not None and other]
     return {
-        name: middle / _spread(list(theirs.values()))[0],
+        name: middle / typical,
         f"{name}_min": min(pairs, default=None),
         f"{name}_max": max(pairs, default=None),
     }
