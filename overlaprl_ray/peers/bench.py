@@ -190,7 +190,7 @@ def _ratio(
     by_label: dict[str, list[dict[str, Any]]],
     best: Callable[..., Any],
 ) -> dict[str, Any]:
-    """`own`'s figure over that of TRL's best arm; None where there is none, or it is 0: at the target from the start."""
+    """`own`'s figure over that of TRL's best arm; None where there is none, or it is 0 (there from the start)."""
     peers = [runs for runs in by_label.values() if runs[0]["kind"] == "trl"]
     peers = [runs for runs in peers if _spread([run[figure] for run in runs])[0] is not None]
     middle = _spread([run[figure] for run in own])[0]
