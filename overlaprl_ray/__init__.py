@@ -15,13 +15,13 @@ from overlaprl_ray.config import (
     StalenessConfig,
     TaskConfig,
 )
+from overlaprl_ray.config.grpo import GRPOConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.grpo_config import GRPOConfig
 
 if TYPE_CHECKING:
-    from overlaprl_ray.replay import replay
-    from overlaprl_ray.run import train
-    from overlaprl_ray.staleness import StalenessDecision, StalenessScheduler
+    from overlaprl_ray.algorithm.staleness import StalenessDecision, StalenessScheduler
+    from overlaprl_ray.runtime.replay import replay
+    from overlaprl_ray.runtime.train import train
 
 __all__ = [
     "ConfigError",
@@ -41,10 +41,10 @@ __all__ = [
 ]
 
 _LAZY = {
-    "StalenessDecision": "overlaprl_ray.staleness",
-    "StalenessScheduler": "overlaprl_ray.staleness",
-    "replay": "overlaprl_ray.replay",
-    "train": "overlaprl_ray.run",
+    "StalenessDecision": "overlaprl_ray.algorithm.staleness",
+    "StalenessScheduler": "overlaprl_ray.algorithm.staleness",
+    "replay": "overlaprl_ray.runtime.replay",
+    "train": "overlaprl_ray.runtime.train",
 }
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from benchmark import MODES, count, share
 
-from overlaprl_ray.cli import parse_command_line, run_script
+from overlaprl_ray.config.cli import parse_command_line, run_script
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.signals import Stopped, stoppable
+from overlaprl_ray.runtime.signals import Stopped, stoppable
 
 CONFIGS = Path(__file__).parent / "configs"
 WORKS = ("tiny", "smollm2", "target", "curve")
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> None:
         raise ConfigError(f"--every, --target: {args.work} measures speed and evaluates nothing; use target or curve")
     from rich.console import Console  # only now: a slip should not wait for torch and Ray
 
-    from overlaprl_ray.checks.inputs import check_output
     from overlaprl_ray.peers.arms import choose_arms
     from overlaprl_ray.peers.bench import Plan, check_plan, run_bench
     from overlaprl_ray.peers.report import table
+    from overlaprl_ray.runtime.inputs import check_output
 
     cores = os.cpu_count() or 1
     threads = args.trl_threads or ([min(2, cores)] if args.work == "curve" else sorted({1, min(2, cores)}))

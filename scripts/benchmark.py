@@ -11,9 +11,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import get_args
 
-from overlaprl_ray.checks.inputs import check_inputs
-from overlaprl_ray.cli import parse_command_line, run_script
 from overlaprl_ray.config import PipelineConfig
+from overlaprl_ray.config.cli import parse_command_line, run_script
+from overlaprl_ray.runtime.inputs import check_inputs
 
 MODES = get_args(PipelineConfig.model_fields["mode"].annotation)
 
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> None:
     check_inputs(config)
     from rich.console import Console  # only now: a slip should not wait for torch and Ray
 
-    from overlaprl_ray.benchmark import BenchmarkPlan, run_benchmark, variants
-    from overlaprl_ray.benchmark_report import tables
-    from overlaprl_ray.checks.preflight import available_gpus
-    from overlaprl_ray.run import dry_run
+    from overlaprl_ray.reports.benchmark import BenchmarkPlan, run_benchmark, variants
+    from overlaprl_ray.reports.benchmark_report import tables
+    from overlaprl_ray.runtime.preflight import available_gpus
+    from overlaprl_ray.runtime.train import dry_run
 
     threads = args.threads_sync
     if threads is None:

@@ -11,7 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from overlaprl_ray.cli import Parser, run_script
+from overlaprl_ray.config.cli import Parser, run_script
 from overlaprl_ray.errors import RunError
 
 # Qwen2.5-0.5B's, and one of two layers
@@ -39,7 +39,7 @@ def make_model(folder: Path, shape: dict[str, int]) -> None:
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     from transformers.utils.logging import disable_progress_bar
 
-    from overlaprl_ray.tiny import tiny_tokenizer
+    from overlaprl_ray.models.tiny import tiny_tokenizer
 
     spec = json.loads(tiny_tokenizer().backend_tokenizer.to_str())
     known = spec["model"]["vocab"]

@@ -8,7 +8,7 @@ python scripts/report.py runs/before runs/after --compare                  # the
 import shlex
 from pathlib import Path
 
-from overlaprl_ray.cli import run_script
+from overlaprl_ray.config.cli import run_script
 from overlaprl_ray.reports.cli import parse_report_command
 
 
@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     from overlaprl_ray.reports.comparison import find_setting
     from overlaprl_ray.reports.loading import load
     from overlaprl_ray.reports.report import write_comparison, write_report
-    from overlaprl_ray.results import notes, terminal_table
+    from overlaprl_ray.reports.results import notes, terminal_table
 
     console = Console(soft_wrap=True)
     command = f"python scripts/report.py {shlex.join(argv)}"

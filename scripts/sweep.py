@@ -9,8 +9,8 @@ The same command again goes on with what is not finished; more seeds or values o
 
 import sys
 
-from overlaprl_ray.cli import run_script
-from overlaprl_ray.sweeps.cli import parse_sweep_command
+from overlaprl_ray.config.cli import run_script
+from overlaprl_ray.tune.cli import parse_sweep_command
 
 
 def main(argv: list[str]) -> None:
@@ -18,8 +18,8 @@ def main(argv: list[str]) -> None:
     sweep, folder, dry = parse_sweep_command(argv)
     from rich.console import Console  # only now: a slip should not wait for torch and Ray
 
-    from overlaprl_ray.sweeps.plan import dry_run
-    from overlaprl_ray.sweeps.run import run_sweep
+    from overlaprl_ray.tune.plan import dry_run
+    from overlaprl_ray.tune.run import run_sweep
 
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)  # a log file holds whole tables
     (dry_run if dry else run_sweep)(sweep, folder, console)

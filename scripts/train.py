@@ -8,8 +8,8 @@ python scripts/train.py --resume runs/x                                 # go on 
 
 import argparse
 
-from overlaprl_ray.checks.inputs import check_inputs
-from overlaprl_ray.cli import parse_command_line, run_script
+from overlaprl_ray.config.cli import parse_command_line, run_script
+from overlaprl_ray.runtime.inputs import check_inputs
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +27,7 @@ def main(argv: list[str]) -> None:
     check_inputs(config, resume)
     from rich.console import Console  # only now: a slip should not wait for torch and Ray
 
-    from overlaprl_ray.run import dry_run, train
+    from overlaprl_ray.runtime.train import dry_run, train
 
     if args.dry_run:
         dry_run(config, resuming=resume)

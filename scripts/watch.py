@@ -7,7 +7,7 @@ python scripts/watch.py --port 9091 --session /tmp/ray/session_latest
 import contextlib
 from pathlib import Path
 
-from overlaprl_ray.cli import Parser, run_script
+from overlaprl_ray.config.cli import Parser, run_script
 from overlaprl_ray.errors import ConfigError
 
 
@@ -18,8 +18,8 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--port", type=int, default=9090, help="of Prometheus; Ray and Grafana expect 9090")
     parser.add_argument("--data", metavar="DIR", help="where Prometheus keeps its data (default: the cache folder)")
     args = parser.parse_args(argv)
-    from overlaprl_ray.tiny import cache_folder
-    from overlaprl_ray.watching.monitor import session_latest, watch
+    from overlaprl_ray.models.tiny import cache_folder
+    from overlaprl_ray.runs.monitoring import session_latest, watch
 
     if args.session and not Path(args.session).is_dir():
         raise ConfigError(f"--session = '{args.session}': no such folder; give a Ray session's, or leave it out")

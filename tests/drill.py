@@ -13,9 +13,9 @@ import yaml
 from conftest import read_jsonl, small
 from safetensors.torch import load_file
 
-from overlaprl_ray.recorder import is_time_field
-from overlaprl_ray.replay import replay
-from overlaprl_ray.run import train
+from overlaprl_ray.runs.recorder import is_time_field
+from overlaprl_ray.runtime.replay import replay
+from overlaprl_ray.runtime.train import train
 
 TITLES = {"generator": "ray::GeneratorActor", "reference": "ray::ReferenceActor", "learner": "ray::LearnerActor"}
 TRAIN = Path(__file__).parent.parent / "scripts" / "train.py"

@@ -17,11 +17,11 @@ from conftest import make_rollout
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from overlaprl_ray import learner as learner_module
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.learner import Learner
 from overlaprl_ray.rollout import Rollout, position_ids
+from overlaprl_ray.workers import learner as learner_module
+from overlaprl_ray.workers.learner import Learner
 
 VOCABULARY, ROWS, PROMPT, TOKENS = 49_152, 32, 16, 256
 

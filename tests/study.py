@@ -8,8 +8,8 @@ from typing import Any
 
 import yaml
 
-from overlaprl_ray.cli import build_config, merge
-from overlaprl_ray.decisions import thrown_away
+from overlaprl_ray.config.cli import build_config, merge
+from overlaprl_ray.runs.discard_report import thrown_away
 
 DECISIONS = ("fresh", "stale", "discard")
 

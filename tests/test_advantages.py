@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from overlaprl_ray.advantages import group_advantages
+from overlaprl_ray.algorithm.advantages import group_advantages
 
 
 def naive(rewards: list[float], group_size: int, scale: bool, eps: float = 1e-4) -> list[float]:

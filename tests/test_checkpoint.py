@@ -11,14 +11,14 @@ import torch
 from conftest import small
 from safetensors import SafetensorError
 
-from overlaprl_ray import checkpoint as ck
-from overlaprl_ray.checkpoint import CheckpointWriter, DamagedCheckpoint, commit, newest_checkpoint, verify
-from overlaprl_ray.checks.preflight import preflight
+from overlaprl_ray.config.identity import config_hash, differences
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.files import cut_back, locked, replace_text
-from overlaprl_ray.identity import config_hash, differences
-from overlaprl_ray.models import load_tokenizer
-from overlaprl_ray.parts import build_learner, build_sampler
+from overlaprl_ray.models.loading import load_tokenizer
+from overlaprl_ray.runs import checkpoint as ck
+from overlaprl_ray.runs.checkpoint import CheckpointWriter, DamagedCheckpoint, commit, newest_checkpoint, verify
+from overlaprl_ray.runs.files import cut_back, locked, replace_text
+from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.workers.build import build_learner, build_sampler
 
 CONFIG = small(
     grpo={"num_steps": 8, "lr": 3e-3, "beta": 0.0},

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from overlaprl_ray.cli import fields, load_config, merge, parse_command_line, read_yaml
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config.cli import fields, load_config, merge, parse_command_line, read_yaml
 from overlaprl_ray.errors import ConfigError
 
 SCRIPT = Path(__file__).resolve().parents[1] / "scripts" / "train.py"

@@ -8,9 +8,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlaprl_ray import ExperimentConfig, GRPOConfig, StalenessConfig, StalenessScheduler
-from overlaprl_ray.cli import build_config, fields
+from overlaprl_ray.config.cli import build_config, fields
+from overlaprl_ray.config.grpo import TINY_DEFAULTS
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.grpo_config import TINY_DEFAULTS
 
 NAMES = [name for name, _ in fields()]
 

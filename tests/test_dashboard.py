@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from conftest import read_jsonl
 
-from overlaprl_ray.decisions import decisions_table
-from overlaprl_ray.telemetry import GAUGES, PHASES, STAGES
-from overlaprl_ray.watching.monitor import dashboard_text
+from overlaprl_ray.runs.discard_report import decisions_table
+from overlaprl_ray.runs.monitoring import dashboard_text
+from overlaprl_ray.runs.telemetry import GAUGES, PHASES, STAGES
 
 ROOT = Path(__file__).parents[1]
 STEPS = 90

@@ -6,10 +6,11 @@ import pytest
 import torch
 from conftest import make_rollout, small
 
-from overlaprl_ray.checks.notices import floor_notice, notices, silence_notice
-from overlaprl_ray.decisions import BINS, cells_of, decisions_table, thrown_away, tidy
+from overlaprl_ray.algorithm.rules import DECISIONS
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.rules import DECISIONS
+from overlaprl_ray.runs.discard_report import BINS, decisions_table, thrown_away, tidy
+from overlaprl_ray.runs.notices import floor_notice, notices, silence_notice
+from overlaprl_ray.workers.cells import cells_of
 
 ROWS, TOKENS = 24, 8
 

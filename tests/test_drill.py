@@ -29,7 +29,7 @@ from drill import (
     write_config,
 )
 
-from overlaprl_ray.run import train
+from overlaprl_ray.runtime.train import train
 
 KILLS = int(os.environ.get("DRILL_KILLS", "12"))
 SOAK_STEPS = int(os.environ.get("DRILL_SOAK_STEPS", "600"))

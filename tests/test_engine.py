@@ -7,15 +7,15 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GPT2Config, MistralConfig
 
-from overlaprl_ray.checks.inputs import check_inputs
-from overlaprl_ray.cli import build_config
 from overlaprl_ray.config import ExperimentConfig, TinyConfig
+from overlaprl_ray.config.cli import build_config
 from overlaprl_ray.engines.hf import SHARED_FROM, HFEngine, row_uniforms, sample
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.logprobs import check_head, response_logprobs
-from overlaprl_ray.reference import Reference
+from overlaprl_ray.models.logprobs import check_head, response_logprobs
+from overlaprl_ray.models.tiny import tiny_config, tiny_tokenizer
 from overlaprl_ray.rollout import completion_mask, pad_left, position_ids
-from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
+from overlaprl_ray.runtime.inputs import check_inputs
+from overlaprl_ray.workers.reference import Reference
 
 PROMPTS = [[13, 24, 5], [7], [40, 41, 42, 43, 44, 45], [9, 9]]
 

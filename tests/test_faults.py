@@ -8,13 +8,13 @@ from conftest import read_jsonl, small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.errors import BadBatch, RunError
-from overlaprl_ray.learner import Learner
-from overlaprl_ray.parts import build_learner, build_sampler
-from overlaprl_ray.replay import replay
-from overlaprl_ray.rewards import MAX_REWARD, RewardError, score
-from overlaprl_ray.serial import train_serially
+from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.runtime.replay import replay
+from overlaprl_ray.runtime.serial import train_serially
+from overlaprl_ray.tasks.rewards import MAX_REWARD, RewardError, score
+from overlaprl_ray.workers.build import build_learner, build_sampler
+from overlaprl_ray.workers.learner import Learner
 
 FAULTY_BATCH = 2
 outcome_of = {"value": None}  # what `faulty` returns for its FAULTY_BATCH-th training batch, or raises

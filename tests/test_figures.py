@@ -16,11 +16,10 @@ from matplotlib.colors import to_rgb
 from scipy import stats
 from study import modes, write_run, write_sweep
 
-from overlaprl_ray import figures
-from overlaprl_ray.figures import band, by_setting, learning_curves, looks, pareto_front, settings_of
-from overlaprl_ray.reports import staleness_figures
+from overlaprl_ray.reports import figures, staleness_figures
 from overlaprl_ray.reports.budgets import curves
 from overlaprl_ray.reports.comparison import compare_sweeps
+from overlaprl_ray.reports.figures import band, by_setting, learning_curves, looks, pareto_front, settings_of
 from overlaprl_ray.reports.loading import load, load_or_explain
 from overlaprl_ray.reports.trials import labels, varying
 

@@ -12,13 +12,13 @@ import pytest
 from conftest import read_jsonl, small
 from reasoning_gym.factory import DATASETS
 
-from overlaprl_ray.cli import load_config
 from overlaprl_ray.config import TaskConfig
+from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.rewards import extracted, load_rewards, score
-from overlaprl_ray.run import train
+from overlaprl_ray.runtime.train import train
 from overlaprl_ray.tasks import build_task, columns_of
 from overlaprl_ray.tasks.gym_scores import harmless, read_number, read_text
+from overlaprl_ray.tasks.rewards import extracted, load_rewards, score
 
 SUMS = {"max_terms": 2, "max_digits": 2}
 

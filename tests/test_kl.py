@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.kl import k1, k2, k3, masked_mean, reference_penalty, staleness_kl
+from overlaprl_ray.algorithm.kl import k1, k2, k3, masked_mean, reference_penalty, staleness_kl
 
 LOG_RATIOS = torch.tensor([-19.0, -3.0, -0.5, -1e-3, 0.0, 1e-3, 0.7, 4.0, 19.0], dtype=torch.float64)
 

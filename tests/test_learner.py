@@ -11,13 +11,13 @@ from transformers import AutoModelForCausalLM
 from overlaprl_ray.config import ExperimentConfig, TinyConfig
 from overlaprl_ray.engines.hf import HFEngine
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.learner import Learner
-from overlaprl_ray.models import load_model
-from overlaprl_ray.optimizer import MasterAdamW
-from overlaprl_ray.parts import build_learner
+from overlaprl_ray.models.loading import load_model
+from overlaprl_ray.models.tiny import tiny_config
 from overlaprl_ray.rollout import Scores, merge, rows_of
 from overlaprl_ray.tasks import build_task
-from overlaprl_ray.tiny import tiny_config
+from overlaprl_ray.workers.build import build_learner
+from overlaprl_ray.workers.learner import Learner
+from overlaprl_ray.workers.optimizer import MasterAdamW
 
 PROMPTS = [[5 + i, 6, 7 + i][: 1 + i % 3] for i in range(8) for _ in range(2)]  # 8 groups of 2, ragged
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from conftest import read_jsonl
 
-from overlaprl_ray.cli import parse_command_line
+from overlaprl_ray.config.cli import parse_command_line
 from overlaprl_ray.reports.cli import parse_report_command
-from overlaprl_ray.sweeps.cli import parse_sweep_command
+from overlaprl_ray.tune.cli import parse_sweep_command
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,16 +14,16 @@ import pytest
 from conftest import read_jsonl, small
 from study import modes, rows_of, write_run, write_sweep
 
-from overlaprl_ray import decisions
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.reports.loading import load, load_or_explain, save
 from overlaprl_ray.reports.run_files import BINS, TRAITS
+from overlaprl_ray.runs import discard_report as decisions
 
 
 @pytest.fixture(scope="module")
 def real(tmp_path_factory):
     """A real run, by the serial replay."""
-    from overlaprl_ray.serial import train_serially
+    from overlaprl_ray.runtime.serial import train_serially
 
     folder = tmp_path_factory.mktemp("real") / "run"
     train_serially(small(pipeline={"mode": "overlap", "lag": 2}, output={"dir": str(folder), "eval_every": 2}))
@@ -275,7 +275,7 @@ def test_saved_tables_that_are_broken_or_gone(tmp_path, name):
 BIG = """
 import resource, sys, time
 from overlaprl_ray.reports.comparison import compare, default_baseline, ranking
-from overlaprl_ray.results import load, notes, summary_table, display_table
+from overlaprl_ray.reports.results import load, notes, summary_table, display_table
 start = time.monotonic()
 results = load(sys.argv[1])
 table = summary_table(results)

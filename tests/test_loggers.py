@@ -11,9 +11,9 @@ import yaml
 from conftest import read_jsonl, small
 
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.metrics import Evaluation
-from overlaprl_ray.run import train
-from overlaprl_ray.watching.loggers import TAG_PREFIX, RunLoggers, TensorBoard, check_loggers, numbers
+from overlaprl_ray.runs.loggers import TAG_PREFIX, RunLoggers, TensorBoard, check_loggers, numbers
+from overlaprl_ray.runtime.train import train
+from overlaprl_ray.workers.metrics import Evaluation
 
 
 def events(folder: Path) -> dict[str, dict[int, float]]:
@@ -119,8 +119,8 @@ OFFLINE = """
 import sys
 from pathlib import Path
 from conftest import small
-from overlaprl_ray.watching.loggers import RunLoggers, check_loggers
-from overlaprl_ray.metrics import Evaluation
+from overlaprl_ray.runs.loggers import RunLoggers, check_loggers
+from overlaprl_ray.workers.metrics import Evaluation
 
 folder = Path(sys.argv[1])
 config = small(output={"dir": str(folder), "wandb": "demo", "tensorboard": False})

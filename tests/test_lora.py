@@ -12,20 +12,20 @@ from safetensors.torch import load_file
 from test_replay import cumulative, untimed
 from transformers import AutoModelForCausalLM
 
-from overlaprl_ray import checkpoint as ck
-from overlaprl_ray.checkpoint import CheckpointWriter, commit, newest_checkpoint
-from overlaprl_ray.checks.inputs import check_model_files
-from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.learner import Learner
-from overlaprl_ray.logprobs import response_logprobs
-from overlaprl_ray.lora import add_adapter
-from overlaprl_ray.models import load_model, load_tokenizer
-from overlaprl_ray.parts import build_learner, build_reference, build_sampler
-from overlaprl_ray.replay import replay
-from overlaprl_ray.resources import plan_resources
-from overlaprl_ray.run import train
-from overlaprl_ray.weights import publish
+from overlaprl_ray.models.files import check_model_files
+from overlaprl_ray.models.loading import load_model, load_tokenizer
+from overlaprl_ray.models.logprobs import response_logprobs
+from overlaprl_ray.models.lora import add_adapter
+from overlaprl_ray.runs import checkpoint as ck
+from overlaprl_ray.runs.checkpoint import CheckpointWriter, commit, newest_checkpoint
+from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.runtime.replay import replay
+from overlaprl_ray.runtime.resources import plan_resources
+from overlaprl_ray.runtime.train import train
+from overlaprl_ray.runtime.weights import publish
+from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
+from overlaprl_ray.workers.learner import Learner
 
 STALE = {"kl_fresh": 1e-6, "kl_stale": 1e-2}
 

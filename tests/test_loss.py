@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from overlaprl_ray.loss import LossOutput, LossSettings, effective_sample_size, grpo_loss, normalizer
+from overlaprl_ray.algorithm.loss import LossOutput, LossSettings, effective_sample_size, grpo_loss, normalizer
 
 MAX_NEW_TOKENS = 9
 

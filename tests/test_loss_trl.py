@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from overlaprl_ray.advantages import group_advantages
-from overlaprl_ray.loss import LossSettings, grpo_loss, normalizer
+from overlaprl_ray.algorithm.advantages import group_advantages
+from overlaprl_ray.algorithm.loss import LossSettings, grpo_loss, normalizer
 
 pytest.importorskip("trl")
 from trl import GRPOTrainer

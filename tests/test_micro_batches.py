@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
-from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.config import ExperimentConfig, TinyConfig
+from overlaprl_ray.config.grpo import GRPOConfig
 from overlaprl_ray.engines.hf import Generated, HFEngine
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.grpo_config import GRPOConfig
-from overlaprl_ray.learner import Learner
-from overlaprl_ray.micro_batches import micro_batches, padded_tokens, real_tokens, rows_with_signal
-from overlaprl_ray.optimizer import MasterAdamW
-from overlaprl_ray.reference import Reference
-from overlaprl_ray.replay import replay
+from overlaprl_ray.models.tiny import tiny_config
 from overlaprl_ray.rollout import Scores
-from overlaprl_ray.tiny import tiny_config
+from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.runtime.replay import replay
+from overlaprl_ray.workers.learner import Learner
+from overlaprl_ray.workers.micro_batches import micro_batches, padded_tokens, real_tokens, rows_with_signal
+from overlaprl_ray.workers.optimizer import MasterAdamW
+from overlaprl_ray.workers.reference import Reference
 
 PROMPTS = [[5 + i] * (1 + 3 * i % 7) for i in range(8) for _ in range(2)]  # 8 groups of 2, ragged
 RULES = [

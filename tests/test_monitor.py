@@ -14,7 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.watching.monitor import dashboard_text, greeting, provision, session_latest, watch
+from overlaprl_ray.runs.monitoring import dashboard_text, greeting, provision, session_latest, watch
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"

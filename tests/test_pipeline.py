@@ -8,15 +8,15 @@ import ray
 import torch
 from conftest import read_jsonl, small
 
-from overlaprl_ray.actors import check_simulated
-from overlaprl_ray.checks.preflight import preflight
-from overlaprl_ray.cli import load_config
+from overlaprl_ray.algorithm.schedule import weights_step
+from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.parts import build_learner
-from overlaprl_ray.run import train
-from overlaprl_ray.schedule import weights_step
-from overlaprl_ray.supervisor import Actors
-from overlaprl_ray.weights import publish
+from overlaprl_ray.runtime.actors import check_simulated
+from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.runtime.supervisor import Actors
+from overlaprl_ray.runtime.train import train
+from overlaprl_ray.runtime.weights import publish
+from overlaprl_ray.workers.build import build_learner
 
 STALE = {"kl_fresh": 1e-6, "kl_stale": 2e-4}  # low enough that discards occur
 

@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlaprl_ray import ConfigError, ExperimentConfig
-from overlaprl_ray.sweep import TuneSettings
-from overlaprl_ray.sweeps.placement import Machine, schedule, strategy, trial_bundles
+from overlaprl_ray.tune.placement import Machine, schedule, strategy, trial_bundles
+from overlaprl_ray.tune.spec import TuneSettings
 
 TWO_CORES = Machine(((2.0, 0.0),))
 ONE_GPU = Machine(((2.0, 1.0),))

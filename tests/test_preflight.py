@@ -29,14 +29,14 @@ from transformers import (
     RwkvConfig,
 )
 
-from overlaprl_ray import run as running
-from overlaprl_ray.checks import inputs, preflight
-from overlaprl_ray.checks.architecture import check_cache, check_logits
-from overlaprl_ray.cli import build_config, merge
 from overlaprl_ray.config import TinyConfig
+from overlaprl_ray.config.cli import build_config, merge
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.models import load_model, load_tokenizer
-from overlaprl_ray.tiny import tiny_config, tiny_tokenizer
+from overlaprl_ray.models.architecture import check_cache, check_logits
+from overlaprl_ray.models.loading import load_model, load_tokenizer
+from overlaprl_ray.models.tiny import tiny_config, tiny_tokenizer
+from overlaprl_ray.runtime import inputs, preflight
+from overlaprl_ray.runtime import train as running
 
 
 @pytest.fixture(scope="module")

@@ -6,11 +6,11 @@ import pytest
 import yaml
 from conftest import read_jsonl, small
 
-from overlaprl_ray.environment import git_commit
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.metrics import Evaluation, StepResult
-from overlaprl_ray.recorder import Recorder
-from overlaprl_ray.summary import bounds
+from overlaprl_ray.runs.environment import git_commit
+from overlaprl_ray.runs.recorder import Recorder
+from overlaprl_ray.runs.summary import bounds
+from overlaprl_ray.workers.metrics import Evaluation, StepResult
 
 
 def result(step, start, **metrics) -> StepResult:

@@ -6,9 +6,9 @@ from conftest import read_jsonl, small
 from safetensors.torch import load_file
 
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.recorder import is_time_field
-from overlaprl_ray.replay import replay
-from overlaprl_ray.run import train
+from overlaprl_ray.runs.recorder import is_time_field
+from overlaprl_ray.runtime.replay import replay
+from overlaprl_ray.runtime.train import train
 
 STALE = {"kl_fresh": 1e-6, "kl_stale": 1e-3}  # low enough that all three decisions occur in a few steps
 

@@ -14,9 +14,9 @@ import pytest
 from study import modes, write_run, write_sweep
 
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.figures import note
 from overlaprl_ray.reports import html
 from overlaprl_ray.reports.cli import parse_report_command
+from overlaprl_ray.reports.figures import note
 from overlaprl_ray.reports.loading import load, save
 from overlaprl_ray.reports.report import write_comparison, write_report
 

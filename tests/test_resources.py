@@ -7,7 +7,7 @@ from ray._common.ray_option_utils import validate_actor_options
 
 from overlaprl_ray.config import ExperimentConfig, ModelConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.resources import Plan, plan_resources
+from overlaprl_ray.runtime.resources import Plan, plan_resources
 
 
 def config(beta: float = 0.04, **resources) -> ExperimentConfig:

@@ -12,10 +12,8 @@ from rich.console import Console
 from scipy import stats
 from study import modes, write_run, write_sweep
 
-from overlaprl_ray.cli import build_config, merge
-from overlaprl_ray.reports.tables import latex_table, write_tables
-from overlaprl_ray.reports.trials import effective, labels
-from overlaprl_ray.results import (
+from overlaprl_ray.config.cli import build_config, merge
+from overlaprl_ray.reports.results import (
     default_target,
     display_table,
     load,
@@ -26,6 +24,8 @@ from overlaprl_ray.results import (
     terminal_table,
     varying,
 )
+from overlaprl_ray.reports.tables import latex_table, write_tables
+from overlaprl_ray.reports.trials import effective, labels
 
 
 @pytest.fixture

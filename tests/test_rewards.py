@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray import rewards
-from overlaprl_ray.answers import extract_gsm8k_answer, extract_math_answer, last_box, parse_number, same_answer
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.rewards import RewardError, extracted, load_rewards, score, text_of
+from overlaprl_ray.tasks import rewards
+from overlaprl_ray.tasks.answers import extract_gsm8k_answer, extract_math_answer, last_box, parse_number, same_answer
+from overlaprl_ray.tasks.rewards import RewardError, extracted, load_rewards, score, text_of
 
 GSM8K = Path(os.environ.get("OVERLAPRL_GSM8K", Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"))
 
@@ -312,7 +312,7 @@ def test_load_rewards_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.Mo
         ("gsm8", "did you mean 'gsm8k'"),
         ("accuracy", "exact_match, gsm8k, math, boxed_format"),
         ("no_such_module:f", "No module named 'no_such_module'"),
-        ("overlaprl_ray.rewards:boxed_formatt", "did you mean 'boxed_format'"),
+        ("overlaprl_ray.tasks.rewards:boxed_formatt", "did you mean 'boxed_format'"),
         (":f", "cannot be imported"),
         ("broken_rewards:f", "SyntaxError"),
     ],

@@ -7,11 +7,11 @@ import torch
 from conftest import small
 
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.parts import build_sampler
+from overlaprl_ray.models.tiny import tiny_tokenizer
 from overlaprl_ray.rollout import merge
-from overlaprl_ray.sampler import encode
 from overlaprl_ray.tasks import build_task
-from overlaprl_ray.tiny import tiny_tokenizer
+from overlaprl_ray.workers.build import build_sampler
+from overlaprl_ray.workers.generator import encode
 
 
 def sampler_of(config, share=(0, 1)):
@@ -49,7 +49,7 @@ def test_groups_go_by_position_even_where_prompts_are_the_same(monkeypatch):
     config = small()
     sampler = sampler_of(config)
     one = sampler.task.train[0]
-    monkeypatch.setattr("overlaprl_ray.sampler.prompts_of_batch", lambda *_: [one] * 4)
+    monkeypatch.setattr("overlaprl_ray.workers.generator.prompts_of_batch", lambda *_: [one] * 4)
     rollout = sampler.rollout(1, 0)
     assert rollout.groups.tolist() == [0] * 4 + [1] * 4 + [2] * 4 + [3] * 4
     assert len(set(rollout.completions)) > 4

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.queue import RolloutQueue, Ticket
-from overlaprl_ray.schedule import evaluations, is_too_old, last_startable, weights_step
+from overlaprl_ray.algorithm.schedule import evaluations, is_too_old, last_startable, weights_step
+from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 
 
 def test_weights_step_by_hand():

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from overlaprl_ray.signals import Stopped, stoppable, told_plainly
+from overlaprl_ray.runtime.signals import Stopped, stoppable, told_plainly
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -19,7 +19,7 @@ def test_a_signal_ends_the_block_and_the_handler_goes_with_it(number):
 
 IMPATIENT = """
 import signal
-from overlaprl_ray.signals import Stopped, stoppable
+from overlaprl_ray.runtime.signals import Stopped, stoppable
 with stoppable():
     try:
         with stoppable():

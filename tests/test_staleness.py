@@ -9,10 +9,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from overlaprl_ray.config import StalenessConfig
-from overlaprl_ray.errors import RunError
-from overlaprl_ray.kl import staleness_kl
-from overlaprl_ray.rules import (
+from overlaprl_ray.algorithm.kl import staleness_kl
+from overlaprl_ray.algorithm.rules import (
     DECISIONS,
     RULES,
     Gate,
@@ -22,7 +20,9 @@ from overlaprl_ray.rules import (
     overall_decision,
     timing,
 )
-from overlaprl_ray.staleness import StalenessDecision, StalenessScheduler
+from overlaprl_ray.algorithm.staleness import StalenessDecision, StalenessScheduler
+from overlaprl_ray.config import StalenessConfig
+from overlaprl_ray.errors import RunError
 
 GRANULARITIES = ["batch", "group", "sequence"]
 

@@ -10,8 +10,8 @@ from conftest import small
 from drill import TRAIN, assert_same, config_of, oracle, outcome, write_config
 
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.run import train
-from overlaprl_ray.serial import train_serially
+from overlaprl_ray.runtime.serial import train_serially
+from overlaprl_ray.runtime.train import train
 
 
 def with_output(config, **output):

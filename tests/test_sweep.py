@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlaprl_ray import ConfigError
-from overlaprl_ray.cli import load_config
-from overlaprl_ray.identity import config_hash
-from overlaprl_ray.sweep import load_sweep, plan_trials
-from overlaprl_ray.sweeps.cli import parse_sweep_command
-from overlaprl_ray.sweeps.constraints import Constraint
-from overlaprl_ray.sweeps.search_space import parse_domain, parse_search
+from overlaprl_ray.config.cli import load_config
+from overlaprl_ray.config.identity import config_hash
+from overlaprl_ray.tune.cli import parse_sweep_command
+from overlaprl_ray.tune.constraints import Constraint
+from overlaprl_ray.tune.search_space import parse_domain, parse_search
+from overlaprl_ray.tune.spec import load_sweep, plan_trials
 
 SHIPPED = sorted((Path(__file__).parent.parent / "tune_configs").glob("*.yaml"))
 LADDER = {"staleness.kl_fresh": {"grid": [0.01, 0.1, 0.3]}, "staleness.kl_stale": {"grid": [0.1, 1.0]}}

@@ -15,10 +15,10 @@ from conftest import read_jsonl
 from rich.console import Console
 
 from overlaprl_ray import ConfigError, RunError, train
-from overlaprl_ray.cli import load_config
-from overlaprl_ray.recorder import is_time_field
-from overlaprl_ray.sweep import load_sweep
-from overlaprl_ray.sweeps.run import run_sweep
+from overlaprl_ray.config.cli import load_config
+from overlaprl_ray.runs.recorder import is_time_field
+from overlaprl_ray.tune.run import run_sweep
+from overlaprl_ray.tune.spec import load_sweep
 
 BASE = {
     "grpo": {"num_steps": 4, "num_prompts_per_step": 4, "group_size": 4},

@@ -17,8 +17,8 @@ from conftest import read_jsonl
 from test_sweep_run import BASE, merged, same_rows, trials_of
 
 from overlaprl_ray import ConfigError
-from overlaprl_ray.cli import read_yaml
-from overlaprl_ray.recorder import is_time_field
+from overlaprl_ray.config.cli import read_yaml
+from overlaprl_ray.runs.recorder import is_time_field
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = sorted((ROOT / "tune_configs").glob("*.yaml"))
@@ -47,7 +47,7 @@ def small_qwen(folder: Path) -> Path:
     import torch
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from overlaprl_ray.tiny import tiny_tokenizer
+    from overlaprl_ray.models.tiny import tiny_tokenizer
 
     tokenizer = tiny_tokenizer()
     torch.manual_seed(0)

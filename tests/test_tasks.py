@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaprl_ray.answers import extract_gsm8k_answer
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.rewards import load_rewards, score
 from overlaprl_ray.tasks import Problem, build_task, columns_of, prompts_of_batch
+from overlaprl_ray.tasks.answers import extract_gsm8k_answer
+from overlaprl_ray.tasks.rewards import load_rewards, score
 
 GSM8K = Path(os.environ.get("OVERLAPRL_GSM8K", Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"))
 

@@ -12,7 +12,7 @@ import ray
 from conftest import small
 from prometheus_client.parser import text_string_to_metric_families
 
-from overlaprl_ray.telemetry import GAUGES, PHASES, STAGES, Gauges, RunMetrics, Watched, during, tags_of
+from overlaprl_ray.runs.telemetry import GAUGES, PHASES, STAGES, Gauges, RunMetrics, Watched, during, tags_of
 
 TAGS = {"trial": "none", "mode": "overlap", "seed": "0"}
 
@@ -172,7 +172,7 @@ def test_gauges_stay_for_as_long_as_a_phase_or_a_step_takes(local_ray):
 
 def test_telemetry_costs_less_than_a_hundredth_of_a_step(local_ray, tmp_path):
     """Of the fastest there are here, the built-in default's: about 0.25 s. The best of several tries is the cost."""
-    from overlaprl_ray.watching.loggers import RunLoggers
+    from overlaprl_ray.runs.loggers import RunLoggers
 
     loggers = RunLoggers(small(output={"dir": str(tmp_path)}), Path(tmp_path))
     cells = [(i, j, k, "fresh", 4) for i in range(4) for j in range(4) for k in range(4)]

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaprl_ray.timeline import EvaluationSpan, StepSpans, Timeline, load_trace, overlap_fraction, write_trace
-from overlaprl_ray.watching.gantt import draw_gantt, draw_gantts, window
+from overlaprl_ray.runs.gantt import draw_gantt, draw_gantts, window
+from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, load_trace, overlap_fraction, write_trace
 
 
 def serial(count, start=1000.0):

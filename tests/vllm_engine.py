@@ -14,10 +14,10 @@ from transformers import LlamaForCausalLM
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.engines.hf import HFEngine
 from overlaprl_ray.engines.vllm import VLLMEngine, row_seed
-from overlaprl_ray.logprobs import response_logprobs
-from overlaprl_ray.replay import replay
-from overlaprl_ray.run import train
-from overlaprl_ray.tiny import tiny_config
+from overlaprl_ray.models.logprobs import response_logprobs
+from overlaprl_ray.models.tiny import tiny_config
+from overlaprl_ray.runtime.replay import replay
+from overlaprl_ray.runtime.train import train
 
 PROMPTS = [[13, 24, 5], [7], [40, 41, 42, 43, 44, 45], [9, 9]]
 SHAPE = {"hidden": 64, "heads": 2}  # heads of 32, the smallest that vLLM computes on a CPU

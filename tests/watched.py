@@ -8,8 +8,8 @@ import sys
 
 from conftest import small
 
-from overlaprl_ray.run import ray_running, train
-from overlaprl_ray.watching.monitor import greeting
+from overlaprl_ray.runs.monitoring import greeting
+from overlaprl_ray.runtime.train import ray_running, train
 
 if __name__ == "__main__":
     folder, steps = sys.argv[1:]

@@ -16,7 +16,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.models import load_tokenizer
+from overlaprl_ray.models.loading import load_tokenizer
 
 Bf16 = Literal["autocast", "weights"]
 NEVER = "<never>"  # an end of text that no model can produce

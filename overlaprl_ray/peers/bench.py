@@ -20,15 +20,15 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from overlaprl_ray.checks.preflight import preflight
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.environment import environment
+from overlaprl_ray.config.grpo import TINY
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.grpo_config import TINY
+from overlaprl_ray.models.tiny import ensure_tiny
 from overlaprl_ray.peers.arms import Arm, Job, Track, config_of, never_ending
 from overlaprl_ray.peers.measure import measure
 from overlaprl_ray.peers.report import write_report
-from overlaprl_ray.tiny import ensure_tiny
+from overlaprl_ray.runs.environment import environment
+from overlaprl_ray.runtime.preflight import preflight
 
 SPEED = ("tiny", "smollm2")  # works with a fixed number of tokens
 WORKS = (*SPEED, "target", "curve")

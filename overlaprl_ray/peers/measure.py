@@ -99,6 +99,6 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    from overlaprl_ray.cli import run_script
+    from overlaprl_ray.config.cli import run_script
 
     run_script(main)

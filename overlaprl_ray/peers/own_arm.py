@@ -15,8 +15,8 @@ from rich.console import Console
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.peers.arms import Job, Track
-from overlaprl_ray.run import ray_running, train
-from overlaprl_ray.timeline import load_trace
+from overlaprl_ray.runs.timeline import load_trace
+from overlaprl_ray.runtime.train import ray_running, train
 
 SAME = ("reward", "loss", "tokens")
 

@@ -111,7 +111,7 @@ def table(found: Row) -> Group:
 
 def accuracy_over_time(points: Sequence[Row], target: float | None = None) -> Figure:
     """Held-out accuracy over seconds of training, a colour per arm and a line per seed; rows as in curve.csv."""
-    from overlaprl_ray.figures import LINES, MARKERS, OTHERS, WIDTH, new_figure, tidy
+    from overlaprl_ray.reports.figures import LINES, MARKERS, OTHERS, WIDTH, new_figure, tidy
 
     figure = new_figure(WIDTH, 3.2)
     axes = figure.add_subplot()

@@ -18,12 +18,12 @@ from trl import GRPOConfig, GRPOTrainer
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.models import load_tokenizer
-from overlaprl_ray.parts import build_sampler
+from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.peers.arms import Bf16, Job, Track
-from overlaprl_ray.rewards import load_rewards, score, text_of
-from overlaprl_ray.sampler import encode
 from overlaprl_ray.tasks import Problem, Task, build_task, columns_of, prompts_of_batch
+from overlaprl_ray.tasks.rewards import load_rewards, score, text_of
+from overlaprl_ray.workers.build import build_sampler
+from overlaprl_ray.workers.generator import encode
 
 
 def trl_settings(config: ExperimentConfig, bf16: Bf16 | None, steps: int) -> dict[str, Any]:

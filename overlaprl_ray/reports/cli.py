@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from overlaprl_ray.cli import Parser, suggest
+from overlaprl_ray.config.cli import Parser, suggest
 from overlaprl_ray.errors import ConfigError
 
 OPTIONS = ["compare", "baseline", "target", "out"]

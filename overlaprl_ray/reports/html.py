@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from overlaprl_ray.figures import NOTE
+from overlaprl_ray.reports.figures import NOTE
 
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # a browser refuses all that is outside
 STYLE = """

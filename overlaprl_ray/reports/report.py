@@ -11,7 +11,6 @@ from typing import Any
 import pandas as pd
 from matplotlib.figure import Figure
 
-from overlaprl_ray.figures import NOTE, gantt, learning_curves, note, pairs, throughput
 from overlaprl_ray.reports import html
 from overlaprl_ray.reports.comparison import (
     compare_budgets,
@@ -22,7 +21,9 @@ from overlaprl_ray.reports.comparison import (
     throughout,
 )
 from overlaprl_ray.reports.conclusions import conclusion
+from overlaprl_ray.reports.figures import NOTE, gantt, learning_curves, note, pairs, throughput
 from overlaprl_ray.reports.loading import Results
+from overlaprl_ray.reports.results import display_table, never_overlapped, notes, number, summary_table
 from overlaprl_ray.reports.staleness_figures import (
     decisions_over_time,
     kl_against_lag,
@@ -31,7 +32,6 @@ from overlaprl_ray.reports.staleness_figures import (
 )
 from overlaprl_ray.reports.tables import comparison_texts, ranking_texts, write_tables
 from overlaprl_ray.reports.trials import labels, varying
-from overlaprl_ray.results import display_table, never_overlapped, notes, number, summary_table
 
 MOST_ROWS = 60  # rows of a table on the page: the CSV file has all
 Draw = Callable[[Results], Figure]

@@ -11,7 +11,18 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from overlaprl_ray.figures import MARKERS, MOST, WIDTH, folded, legend, looks, new_figure, note, settings_of, tidy
+from overlaprl_ray.reports.figures import (
+    MARKERS,
+    MOST,
+    WIDTH,
+    folded,
+    legend,
+    looks,
+    new_figure,
+    note,
+    settings_of,
+    tidy,
+)
 from overlaprl_ray.reports.loading import Results
 from overlaprl_ray.reports.run_files import BINS, DECISIONS, TRAITS
 from overlaprl_ray.reports.trials import labels, shown, varying

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from overlaprl_ray.results import markdown_table, number
+from overlaprl_ray.reports.results import markdown_table, number
 
 _LATEX = {"\\": r"\textbackslash{}", "&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{",
           "}": r"\}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "±": r"$\pm$"}  # fmt: skip

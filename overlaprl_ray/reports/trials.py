@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.identity import NO_PART
+from overlaprl_ray.config.identity import NO_PART
 
 GROUPS = tuple(ExperimentConfig.model_fields)  # the first part of a setting's dotted name
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", "error.txt")  # any of them makes a folder a trial

@@ -10,10 +10,10 @@ Example::
 
 from dataclasses import replace
 
-from overlaprl_ray.answers import extract_gsm8k_answer
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tasks import records
+from overlaprl_ray.tasks.answers import extract_gsm8k_answer
 from overlaprl_ray.tasks.problem import Problem, Task
 from overlaprl_ray.tasks.sources import Row, read_splits
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any
 
-from overlaprl_ray.answers import MAX_TEXT, last_number
+from overlaprl_ray.tasks.answers import MAX_TEXT, last_number
 
 OPENING, CLOSING = "<answer>", "</answer>"
 

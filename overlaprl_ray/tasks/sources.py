@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from overlaprl_ray.checks.hub import prefer_cache_when_unreachable
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.tasks.hub import prefer_cache_when_unreachable
 
 Row = tuple[str, dict[str, Any]]  # where it stands, its columns
 

@@ -1,0 +1,192 @@
+"""The GRPO loss on log-probabilities: ratio, trust region, off-policy correction, reference penalty, aggregation.
+
+Per token, with μ the policy that generated, π the current one and A the row's advantage (arXiv 2402.03300):
+
+    -min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A) + β KL(π || π_ref)        ρ = π/μ
+
+Variants: token or sequence ratio (GSPO, arXiv 2507.18071), dual clip (arXiv 1912.09729), truncated importance sampling
+and decoupled PPO (AReaL, arXiv 2505.24298), sums per sequence, per batch (DAPO, arXiv 2503.14476) or per token budget
+(Dr. GRPO, arXiv 2503.20783). Micro-batches add up: each is divided by the `normalizer` of the whole update.
+
+    whole = normalizer("dapo", rows=len(mask), tokens=int(mask.sum()), max_new_tokens=64)
+    for part in torch.arange(len(mask)).split(8):
+        grpo_loss(settings, policy(part), behaviour[part], advantages[part], mask[part], whole).loss.backward()
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from overlaprl_ray.algorithm.kl import KLPenalty, clamp_log_ratio, masked_mean, reference_penalty
+from overlaprl_ray.config.grpo import GRPOConfig
+
+LossType = Literal["grpo", "dapo", "dr_grpo"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossSettings:
+    """What does not change during a run; the defaults live in `GRPOConfig`."""
+
+    clip_low: float  # ε_low: a bad token is pushed down no further than ρ = 1 - clip_low
+    clip_high: float  # ε_high: a good one is pushed up no further than ρ = 1 + clip_high
+    dual_clip: float | None  # c > 1: for A < 0 the loss stops growing at ρ = c
+    beta: float  # weight of the reference penalty
+    kl_penalty: KLPenalty
+    loss_type: LossType
+    importance_level: Literal["token", "sequence"]
+    correction: Literal["none", "truncated", "decoupled"]
+    correction_cap: float  # C, the largest weight π_prox/μ of a correction
+
+
+def loss_settings(grpo: GRPOConfig) -> LossSettings:
+    """What the configuration says of the loss."""
+    return LossSettings(
+        clip_low=grpo.clip_eps,
+        clip_high=grpo.clip_eps if grpo.clip_eps_high is None else grpo.clip_eps_high,
+        dual_clip=grpo.dual_clip,
+        beta=grpo.beta,
+        kl_penalty=grpo.kl_penalty,
+        loss_type=grpo.loss_type,
+        importance_level=grpo.importance_level,
+        correction=grpo.correction,
+        correction_cap=grpo.correction_cap,
+    )
+
+
+@dataclass(frozen=True)
+class LossOutput:
+    """One micro-batch's share of an update, 0-d tensors: every field adds up over micro-batches, then divide."""
+
+    loss: Tensor  # to call backward() on; policy loss + beta · reference penalty
+    policy_loss: Tensor  # its policy part
+    kl_ref: Tensor  # sum over tokens of the reference penalty, before beta and row weights
+    clip_low: Tensor  # tokens with A < 0 beyond the trust region
+    clip_high: Tensor  # tokens with A > 0 beyond it
+    ratio_sum: Tensor  # sum over tokens of π/μ
+    tokens: Tensor  # tokens that count
+
+
+def normalizer(loss_type: LossType, rows: int, tokens: int, max_new_tokens: int) -> float:
+    """What the summed loss of a whole update is divided by, from the whole update's rows and completion tokens."""
+    match loss_type:
+        case "grpo":
+            return float(rows)
+        case "dapo":
+            return float(max(tokens, 1))
+        case "dr_grpo":
+            return float(rows * max_new_tokens)
+        case _:
+            raise ValueError(f"unknown loss_type {loss_type!r}: choose grpo, dapo or dr_grpo")
+
+
+def grpo_loss(
+    settings: LossSettings,
+    logprobs: Tensor,
+    behaviour: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    normalizer: float,
+    *,
+    proximal: Tensor | None = None,
+    reference: Tensor | None = None,
+    row_weight: Tensor | None = None,
+    keep: Tensor | None = None,
+) -> LossOutput:
+    """The loss of one micro-batch of an update.
+
+    `logprobs` (B, T, with grad), `behaviour`, `proximal` and `reference` (B, T) are log π, log μ, log π_prox and log
+    π_ref of the completion tokens, nats; `advantages` and `row_weight` are (B,); `mask` and `keep` are (B, T) bool.
+    Positions outside `mask` may hold anything, inf and nan included.
+
+    `proximal` is the policy at the start of this batch's updates; None says that this is the first of them, where it is
+    the current policy. `row_weight` multiplies a row's whole loss, penalty included. A token that `keep` drops loses
+    its policy term only; `keep` replaces the clip (M2PO; a dual clip stays), and clip_low and clip_high then count its
+    drops. Whatever is weighted down or dropped stays in the normalizer. A row without tokens contributes 0.
+
+    Raises ValueError when beta > 0 and there is no `reference`.
+    """
+    if settings.beta and reference is None:
+        raise ValueError(f"beta is {settings.beta} but no reference logprobs were given")
+    # Padding is cut off before any arithmetic: masking a nan by a multiplication leaves a nan, in the gradient too.
+    logprobs, behaviour = _within(mask, logprobs), _within(mask, behaviour)
+    proximal = logprobs.detach() if proximal is None else _within(mask, proximal).detach()
+    advantage = advantages[:, None]
+
+    anchor = behaviour if settings.correction == "none" else proximal
+    ratio = _ratio(logprobs - anchor, mask, settings.importance_level)
+    surrogate, low, high = _trust_region(settings, ratio, advantage, mask, keep)
+    policy = -_correction_weight(settings, proximal - behaviour, mask) * surrogate
+    if reference is None:
+        penalty = torch.zeros_like(policy)
+    else:
+        penalty = reference_penalty(logprobs, _within(mask, reference), settings.kl_penalty)
+
+    def aggregate(per_token: Tensor) -> Tensor:
+        rows = _within(mask, per_token).sum(dim=1)
+        if settings.loss_type == "grpo":
+            rows = rows / mask.sum(dim=1).clamp(min=1)
+        return (rows if row_weight is None else rows * row_weight.to(rows.dtype)).sum() / normalizer
+
+    return LossOutput(
+        loss=aggregate(policy + settings.beta * penalty),
+        policy_loss=aggregate(policy.detach()),
+        kl_ref=_within(mask, penalty.detach()).sum(),
+        clip_low=low.sum(),
+        clip_high=high.sum(),
+        ratio_sum=_within(mask, clamp_log_ratio(logprobs.detach() - behaviour).exp()).sum(),
+        tokens=mask.sum(),
+    )
+
+
+def effective_sample_size(log_ratio: Tensor, mask: Tensor) -> float:
+    """(Σw)² / (N Σw²) in (0, 1] with w_i = exp(mean_t Δ) of sequence i; `log_ratio` = Δ = log π - log μ, (B, T).
+
+    1 says that all sequences weigh the same, 1/N that one carries everything. Rows without tokens are left out; 1 if
+    all are.
+    """
+    log_weight = masked_mean(log_ratio.double(), mask, dim=1)[mask.any(dim=1)]
+    if not len(log_weight):
+        return 1.0
+    weight = (log_weight - log_weight.max()).exp()  # the scale cancels; this one cannot overflow
+    return float(weight.sum().square() / (len(weight) * weight.square().sum()))
+
+
+def _within(mask: Tensor, values: Tensor) -> Tensor:
+    return torch.where(mask, values, 0.0)
+
+
+def _ratio(log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
+    """exp of the token's log-ratio, or of its row's mean for every token of the row; (B, T)."""
+    if level == "sequence":
+        log_ratio = masked_mean(log_ratio, mask, dim=1)[:, None].expand_as(mask)
+    return clamp_log_ratio(log_ratio).exp()
+
+
+def _trust_region(
+    settings: LossSettings, ratio: Tensor, advantage: Tensor, mask: Tensor, keep: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The surrogate to maximise (B, T), and which tokens with A < 0 and with A > 0 lie beyond the trust region."""
+    surrogate = ratio * advantage
+    if keep is None:
+        clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantage
+        surrogate = torch.minimum(surrogate, clipped)
+        low, high = ratio < 1 - settings.clip_low, ratio > 1 + settings.clip_high
+    else:
+        low = high = ~keep
+    if settings.dual_clip is not None:
+        surrogate = torch.where(advantage < 0, surrogate.maximum(settings.dual_clip * advantage), surrogate)
+    if keep is not None:
+        surrogate = _within(keep, surrogate)
+    return surrogate, mask & low & (advantage < 0), mask & high & (advantage > 0)
+
+
+def _correction_weight(settings: LossSettings, log_ratio: Tensor, mask: Tensor) -> Tensor:
+    """w = π_prox/μ, capped (truncated) or 0 beyond the cap (decoupled), no gradient; 1 without correction; (B, T)."""
+    if settings.correction == "none":
+        return torch.ones_like(log_ratio)
+    weight = _ratio(log_ratio, mask, settings.importance_level)
+    if settings.correction == "truncated":
+        return weight.clamp(max=settings.correction_cap)
+    return torch.where(weight <= settings.correction_cap, weight, 0.0)

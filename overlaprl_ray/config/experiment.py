@@ -1,0 +1,266 @@
+"""Every setting of a run, with its default, its unit and its limits. The algorithm's are in grpo_config.py.
+
+`ExperimentConfig()` is the built-in default (a tiny model, arithmetic, no download). Unknown keys fail.
+
+    from overlaprl_ray import ExperimentConfig, GRPOConfig, train
+    train(ExperimentConfig(grpo=GRPOConfig(num_steps=20), seed=1))
+"""
+
+import json
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
+
+from overlaprl_ray.config.grpo import (
+    TINY,
+    Count,
+    Group,
+    GRPOConfig,
+    NonNegative,
+    Positive,
+    Seed,
+    Share,
+    Weight,
+    Whole,
+)
+
+
+class TinyConfig(Group):
+    """The built-in model: a small Llama over a character tokenizer, warm-started by supervised training."""
+
+    layers: int = Field(2, ge=1, le=64, description="transformer layers, 1 to 64")
+    hidden: int = Field(64, ge=8, le=4096, multiple_of=8, description="hidden size, a multiple of 8 up to 4096")
+    heads: Count = Field(4, description="attention heads, >= 1; divides hidden")
+    warm_start_reward: float = Field(
+        0.25, ge=0, le=1, description="supervised training stops at this chance of sampling the exact answer, 0 to 1"
+    )
+    warm_start_max_steps: Whole = Field(1500, description="supervised steps at most, >= 0")
+    warm_start_lr: float = Field(2e-3, gt=0, le=1, description="learning rate of the warm start, > 0 and at most 1")
+    warm_start_batch: Count = Field(128, description="problems per supervised step, >= 1")
+    seed: Seed = Field(0, description="seed of initial weights and warm start (not the run's), 0 to 2^31 - 1")
+
+    @model_validator(mode="after")
+    def _check(self) -> "TinyConfig":
+        if self.hidden % (2 * self.heads):
+            raise ValueError(f"heads={self.heads} must divide hidden={self.hidden} into even parts; try 4 and 64")
+        return self
+
+
+class ModelConfig(Group):
+    """How models are held."""
+
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32", description="weights and compute; with bfloat16 the optimizer keeps float32 master weights"
+    )
+    reference: str | None = Field(None, description="reference model; null = the initial policy")
+    engine: Literal["hf", "vllm"] = Field("hf", description="what generates; vllm needs the extra `vllm`")
+    gradient_checkpointing: bool = Field(False, description="recompute layers in backward: less memory, more time")
+    lora_r: int = Field(0, ge=0, le=4096, description="rank of LoRA adapters (extra `lora`), 0 to 4096; 0 = train all")
+    lora_alpha: Count | None = Field(None, description="adapters are scaled by lora_alpha / lora_r, >= 1; null = 2 r")
+    lora_target: Literal["all-linear"] | list[str] = Field(
+        "all-linear", description="layers with an adapter: all linear ones but the output head, or a list of names"
+    )
+    tiny: TinyConfig = Field(TinyConfig(), description="the built-in model's shape")
+
+
+class TaskConfig(Group):
+    """What is asked, and what counts as right."""
+
+    name: str = Field(
+        "arithmetic", description="where problems come from: arithmetic, gsm8k, records, or gym:<dataset>"
+    )
+    path: str | None = Field(None, description="gsm8k: folder with train.jsonl and test.jsonl (null = the hub); "
+                             "records: a jsonl/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
+    eval_path: str | None = Field(None, description="records: file of held-out problems; null = split off `path`")
+    eval_size: Count = Field(256, description="held-out problems, >= 1")
+    rewards: list[str] = Field([], description="reward functions, by name or package.module:function; [] = the "
+                               "task's own. The first one decides accuracy")  # fmt: skip
+    reward_weights: list[Weight] | None = Field(None, description="one weight per reward; null = all 1")
+    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds, > 0")
+    system_prompt: str | None = Field(None, description="system message, for models with a chat template")
+    prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
+    question_column: str = Field("question", description="records: column of the question")
+    answer_column: str = Field("answer", description="records: column of the answer")
+    digits: int = Field(2, ge=1, le=4, description="arithmetic: digits of each summand, 1 to 4")
+    reverse_answer: bool = Field(True, description="arithmetic: least significant digit first, as small models like")
+    gym: dict[str, Any] = Field({}, description="gym: the dataset's parameters, e.g. {max_terms: 2}; size (1 to 10^6, "
+                                "problems drawn, 2000) and seed (0 to 10^6, 0) among them")  # fmt: skip
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        tasks = ("arithmetic", "gsm8k", "records")
+        if name not in tasks and not name.startswith("gym:"):
+            near = ", ".join(map(repr, tasks))
+            raise PydanticCustomError("task_name", "input should be {near} or 'gym:<dataset>'", {"near": near})
+        return name
+
+    @field_validator("gym")
+    @classmethod
+    def _plain(cls, gym: dict[str, Any]) -> dict[str, Any]:
+        """config.yaml and a trial's name are made of it: what JSON cannot say would not come back as it was."""
+        try:
+            if json.loads(json.dumps(gym, allow_nan=False)) == gym:
+                return gym
+        except (TypeError, ValueError):
+            pass
+        raise PydanticCustomError("gym_values", "input should be names with numbers, texts, true, false, null or lists")
+
+    @model_validator(mode="after")
+    def _check(self) -> "TaskConfig":
+        if self.reward_weights is not None and len(self.reward_weights) != max(1, len(self.rewards)):
+            raise ValueError(
+                f"reward_weights has {len(self.reward_weights)} entries for {max(1, len(self.rewards))} rewards; "
+                "give one weight per reward"
+            )
+        return self
+
+
+class PipelineConfig(Group):
+    """When things happen."""
+
+    mode: Literal["sync", "async", "staleness", "overlap"] = Field("overlap", description="each adds to the last")
+    lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
+    schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
+    timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
+    max_restarts: Whole = Field(3, description="actors that may die and be started anew in one run, >= 0")
+    on_fault: Literal["stop", "skip"] = Field(
+        "stop",
+        description="a batch with failing rewards or a gradient that is not finite ends the run, or is skipped",
+    )
+
+
+class StalenessConfig(Group):
+    """What happens to a rollout whose policy has drifted away (modes `staleness` and `overlap`)."""
+
+    rule: Literal["none", "kl", "version", "opsm", "m2po"] = Field("kl", description="how a rollout is judged")
+    kl_fresh: NonNegative = Field(0.05, description="below this KL (>= 0) a rollout counts in full")
+    kl_stale: Positive = Field(0.15, description="from this KL (> 0) on it is discarded; > kl_fresh")
+    min_weight: float = Field(0.1, ge=0, le=1, description="weight just below kl_stale, 0 to 1")
+    threshold_unit: Literal["nats", "floor"] = Field(
+        "nats",
+        description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor "
+        "(for bfloat16, where it is about 1e-3 nats; in float32 it is too small to be a unit)",
+    )
+    granularity: Literal["batch", "group", "sequence"] = Field("batch", description="what is judged as one")
+    apply_to: Literal["loss", "lr"] = Field(
+        "loss", description="what the weight scales: the batch's gradient (w = 0.1 leaves about 0.10 of its influence)"
+        " or that step's learning rate (leaves 0.91: momentum delivers the rest later)")  # fmt: skip
+    max_lag: Whole = Field(4, description="rule version: drop a rollout more than this many versions (>= 0) old")
+    opsm_delta: NonNegative = Field(
+        1e-4, description="rule opsm: drop a row with A < 0 beyond this mean log-ratio, >= 0"
+    )
+    m2po_tau: Positive = Field(0.04, description="rule m2po: bound on the mean squared log-ratio, > 0")
+
+    @model_validator(mode="after")
+    def _check(self) -> "StalenessConfig":
+        if self.kl_fresh >= self.kl_stale:
+            raise ValueError(f"kl_fresh={self.kl_fresh} must be below kl_stale={self.kl_stale}; try 0.05 and 0.15")
+        if self.apply_to == "lr" and self.granularity != "batch":
+            raise ValueError(f"apply_to=lr goes only with granularity=batch, not {self.granularity}; use apply_to=loss")
+        if self.apply_to == "lr" and self.rule != "kl":
+            raise ValueError(f"apply_to=lr goes only with rule=kl, not {self.rule}; use apply_to=loss")
+        return self
+
+
+class ResourcesConfig(Group):
+    """What each actor gets. GPU shares are of one device; null = none without a GPU, a share that fits with one."""
+
+    threads: int = Field(
+        1, ge=1, le=1024, description="CPU threads per actor, 1 to 1024 (bits depend on it: never guessed)"
+    )
+    num_generators: int = Field(
+        1, ge=1, le=64, description="generator actors, 1 to 64; each takes whole groups of a batch"
+    )
+    generator_gpu: Share | None = Field(None, description="GPU share of each generator, 0 to 1")
+    reference_gpu: Share | None = Field(None, description="GPU share of the reference, 0 to 1")
+    learner_gpu: Share | None = Field(None, description="GPU share of the learner, 0 to 1")
+    start_timeout_s: Positive = Field(600.0, description="longest wait for the actors to be ready, seconds, > 0")
+
+
+class OutputConfig(Group):
+    """What is written, and where."""
+
+    dir: str | None = Field(
+        None, pattern=r"^[^\x00]+$", description="this run's folder; null = runs/<time>-<model>-<mode>-s<seed>"
+    )
+    eval_every: Whole = Field(50, description="steps between held-out evaluations; 0 = first and last only")
+    checkpoint_every: Whole = Field(50, description="steps between checkpoints to resume from; 0 = none")
+    keep_checkpoints: Count = Field(2, description="newest checkpoints kept, >= 1, besides the best by accuracy")
+    completions_every: Whole = Field(10, description="steps between samples in completions.jsonl; 0 = none")
+    save_final: bool = Field(True, description="save the trained model (or LoRA adapter) and tokenizer to final/")
+    merge_lora: bool = Field(False, description="save base + LoRA adapter as one model, too, to final/merged/")
+    tensorboard: bool = Field(True, description="write TensorBoard events into the run's folder")
+    wandb: str | None = Field(None, description="Weights & Biases project to log to (extra `wandb`); null = none")
+    actor_logs: bool = Field(False, description="show what actors print, each line with its actor's name before it")
+
+
+class ExperimentConfig(Group):
+    """One run, whole. The same config and seed give the same run."""
+
+    grpo: GRPOConfig = Field(default_factory=GRPOConfig)
+    model: ModelConfig = ModelConfig()
+    task: TaskConfig = TaskConfig()
+    pipeline: PipelineConfig = PipelineConfig()
+    staleness: StalenessConfig = StalenessConfig()
+    resources: ResourcesConfig = ResourcesConfig()
+    output: OutputConfig = OutputConfig()
+    seed: Seed = Field(0, description="seed of everything random in the run, 0 to 2^31 - 1")
+
+    @model_validator(mode="after")
+    def _check(self) -> "ExperimentConfig":
+        micro, group, update = self.grpo.micro_batch_size, self.grpo.group_size, self.grpo.update_rows
+        if self.judges_groups and micro and micro % group and micro < update:
+            raise ValueError(
+                f"staleness.granularity=group needs whole groups per micro-batch: grpo.micro_batch_size={micro} "
+                f"must be a multiple of grpo.group_size={group}"
+            )
+        if self.grpo.num_prompts_per_step < self.resources.num_generators:
+            raise ValueError(
+                f"resources.num_generators={self.resources.num_generators} exceeds grpo.num_prompts_per_step="
+                f"{self.grpo.num_prompts_per_step}: a generator would have no group to make"
+            )
+        if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
+            raise ValueError(
+                f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
+                f"{str(self.output.save_final).lower()}: there is nothing to merge; set it to false"
+            )
+        if self.model.lora_r and self.model.engine != "hf":
+            raise ValueError(
+                f"model.lora_r={self.model.lora_r} goes only with model.engine=hf, not {self.model.engine}; use hf, "
+                "or model.lora_r=0"
+            )
+        tiny = self.model.tiny
+        if self.model.engine == "vllm" and self.grpo.model_name == TINY and tiny.hidden // tiny.heads % 32:
+            raise ValueError(
+                f"model.engine=vllm wants heads of 32, 64, 96 or more: model.tiny.hidden={tiny.hidden} by heads="
+                f"{tiny.heads} makes {tiny.hidden // tiny.heads}; try heads=2 and hidden=64"
+            )
+        return self
+
+    @property
+    def lag(self) -> int:
+        """Batches generated ahead, as the mode has it: `sync` never does."""
+        return 0 if self.pipeline.mode == "sync" else self.pipeline.lag
+
+    @property
+    def rule(self) -> str:
+        """The staleness rule, as the mode has it: only `staleness` and `overlap` judge."""
+        return self.staleness.rule if self.pipeline.mode in ("staleness", "overlap") else "none"
+
+    @property
+    def judges_groups(self) -> bool:
+        """Whether the staleness rule must see the rows of a group together, so in one micro-batch."""
+        return self.rule == "kl" and self.staleness.granularity == "group"
+
+    @property
+    def learner_scores(self) -> bool:
+        """Whether the learner, its adapter off, is the reference too: elsewhere than in `overlap`, for its own base."""
+        own_base = self.model.lora_r > 0 and self.model.reference is None
+        return self.grpo.beta > 0 and own_base and self.pipeline.mode != "overlap"
+
+    @property
+    def needs_reference(self) -> bool:
+        """Whether there is a reference actor, with a model of its own."""
+        return self.grpo.beta > 0 and not self.learner_scores

@@ -1,0 +1,1 @@
+"""Policies and tokenizers: loading, the built-in model, LoRA, log-probabilities."""

@@ -1,0 +1,116 @@
+"""Loading policies and tokenizers: the built-in one, a folder, or a hub name. Checks come first and cost no weights.
+
+tokenizer = load_tokenizer(config.grpo.model_name)
+model = load_model(config, config.grpo.model_name, task)
+"""
+
+import os
+from typing import Any
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from transformers.utils.logging import disable_progress_bar
+
+from overlaprl_ray.config import ExperimentConfig, ModelConfig
+from overlaprl_ray.config.grpo import TINY
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.models.files import model_error
+from overlaprl_ray.models.tiny import ensure_tiny, tiny_config, tiny_tokenizer
+from overlaprl_ray.tasks import Task
+
+disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def check_model(name: str, field: str, config: ModelConfig) -> Any:
+    """The model's configuration, found without loading weights. Raises `ConfigError` naming `field`."""
+    if name == TINY:
+        return tiny_config(config.tiny)
+    try:
+        found = AutoConfig.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
+        if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+            raise ValueError(f"a {found.model_type} is no causal language model")
+    except Exception as error:  # the hub, any JSON, any architecture's own checks: no common type
+        raise model_error(name, field, error) from error
+    return found
+
+
+def published_bytes(config: ExperimentConfig, architecture: Any) -> int:
+    """Size of the policy's weights as they are published, found without memory for them; 0 for adapters, small ones."""
+    if config.model.lora_r:
+        return 0
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(architecture)
+    except Exception as error:  # any architecture's own checks: no common type
+        raise model_error(config.grpo.model_name, "grpo.model_name", error) from error
+    return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.model.dtype].itemsize
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, left-padding; its pad token falls back to EOS, its own or the model's."""
+    if name == TINY:
+        return tiny_tokenizer()
+    folder = os.path.expanduser(name)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left", trust_remote_code=False)
+    except Exception as error:  # a tokenizer's parser raises plain Exceptions
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(f"grpo.model_name = '{name}': no tokenizer ({reason}); save one beside the model") from error
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token or _model_eos(folder, tokenizer)
+    if tokenizer.pad_token_id is None:
+        raise ConfigError(
+            f"grpo.model_name = '{name}': its tokenizer has no pad token, and neither it nor the model's config.json "
+            "an EOS token to pad with; set pad_token in its tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def _model_eos(folder: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
+    """The token of the EOS id in a model's configuration, of the first where there are several."""
+    ids = getattr(AutoConfig.from_pretrained(folder, trust_remote_code=False), "eos_token_id", None)
+    first = ids[0] if isinstance(ids, list | tuple) else ids
+    token: Any = None if first is None else tokenizer.convert_ids_to_tokens(first)
+    return token  # None, too, for an id beyond the vocabulary
+
+
+def load_model(
+    config: ExperimentConfig, name: str, task: Task, device: str = "cpu", dtype: str | None = None
+) -> PreTrainedModel:
+    """The causal model `name` in `dtype` (null = the configured one), every dropout off: two forwards must agree."""
+    folder = str(ensure_tiny(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
+    architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    for key, value in vars(architecture).items():
+        if "drop" in key and isinstance(value, float):
+            setattr(architecture, key, 0.0)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=architecture, dtype=DTYPES[dtype or config.model.dtype], use_safetensors=True
+    )
+    return model.to(device).eval()  # type: ignore[arg-type]  # its decorator hides the signature
+
+
+def eos_ids(model_config: Any, tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> tuple[int, ...]:
+    """Every token id that ends a completion, by model, generation settings and tokenizer together."""
+    found: set[int] = set()
+    for value in (
+        tokenizer.eos_token_id,
+        getattr(model_config, "eos_token_id", None),
+        getattr(generation_config, "eos_token_id", None),
+    ):
+        found.update(value if isinstance(value, list | tuple) else [] if value is None else [value])
+    if not found:
+        raise ConfigError("grpo.model_name: neither model nor tokenizer has an EOS token; set one in its config.json")
+    return tuple(sorted(found))
+
+
+def context_window(model_config: Any) -> int | None:
+    """Tokens a model can see, where its configuration says."""
+    return getattr(model_config.get_text_config(), "max_position_embeddings", None)

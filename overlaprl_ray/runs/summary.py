@@ -1,0 +1,73 @@
+"""What a finished run amounts to, computed from its rows.
+
+summarize(config, rows, evaluations, wall_s=61.2, status="done", cores=2)["accuracy_final"]
+"""
+
+from collections import Counter
+from statistics import fmean
+from typing import Any
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.workers.metrics import Evaluation
+
+WARM_UP = 5  # steps left out of speeds: first calls allocate, compile kernels and fill the pipeline
+STAGES = ("generate", "reference", "train", "weights")
+
+
+def stage_means(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Mean seconds of each stage over the steps after warm-up (all steps of a run shorter than that)."""
+    steady = rows[WARM_UP:] or rows
+    return {stage: fmean(row[f"time/{stage}"] or 0.0 for row in steady) for stage in STAGES}
+
+
+def bounds(stages: dict[str, float], mode: str, lag: int, cores: int | None) -> dict[str, float]:
+    """Seconds a steady step takes at least: `serial` one stage after another, `bound` with perfect overlap.
+
+    Batch k+1 cannot start before step k-lag is done, hence serial / (lag + 1). `cores` is how many stages a CPU can
+    hold at once, None on a GPU, where the figure means "no contention" rather than a physical limit.
+    """
+    serial = sum(stages.values())
+    learner = stages["train"] + (0.0 if mode == "overlap" else stages["reference"])
+    reference = stages["reference"] if mode == "overlap" else 0.0
+    lanes = (stages["weights"] + stages["generate"], reference, learner)
+    return {"serial": serial, "bound": max(*lanes, serial / (lag + 1), serial / cores if cores else 0.0)}
+
+
+def summarize(
+    config: ExperimentConfig,
+    rows: list[dict[str, Any]],
+    evaluations: list[Evaluation],
+    wall_s: float,
+    status: str,
+    cores: int | None,
+) -> dict[str, Any]:
+    """summary.json; a field that the run did not get to is None. `cores` as in `bounds`."""
+    accuracies = [evaluation.accuracy for evaluation in evaluations]
+    steady = rows[WARM_UP:] or rows
+    seconds = sum(row["time/step"] for row in steady)
+    decisions = Counter(row["staleness/decision"] for row in rows)
+    stages = stage_means(rows) if rows else None
+    kls = [row["staleness/kl"] for row in rows if row["staleness/kl"] is not None]
+    return {
+        "status": status,
+        "mode": config.pipeline.mode,
+        "lag": config.lag,
+        "rule": config.rule,
+        "seed": config.seed,
+        "steps": len(rows),
+        "version": rows[-1]["version"] if rows else 0,
+        "accuracy_start": accuracies[0] if accuracies else None,
+        "accuracy_final": accuracies[-1] if status == "done" and accuracies else None,
+        "accuracy_best": max(accuracies, default=None),
+        "reward_first_10": fmean(row["reward"] for row in rows[:10]) if rows else None,
+        "reward_last_10": fmean(row["reward"] for row in rows[-10:]) if rows else None,
+        "steps_per_s": len(steady) / seconds if seconds else None,
+        "tokens": rows[-1]["tokens"] if rows else 0,
+        "samples": rows[-1]["samples"] if rows else 0,
+        "wall_s": wall_s,
+        "stages_s": stages,
+        **({} if stages is None else bounds(stages, config.pipeline.mode, config.lag, cores)),
+        "decisions": {name: decisions[name] for name in ("fresh", "stale", "discard")},
+        "staleness_kl_mean": fmean(kls) if kls else None,
+        "staleness_kl_max": max(kls, default=None),
+    }

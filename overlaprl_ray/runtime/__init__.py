@@ -1,0 +1,1 @@
+"""What runs a run: the serial replay, and the same on Ray with recovery."""

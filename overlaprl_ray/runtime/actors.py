@@ -1,0 +1,180 @@
+"""The three Ray actors: thin shells that give sampler, reference and learner a process, a device and their threads.
+
+Everything they return is a task's return value, so the driver owns it and it outlives the actor. supervisor.py starts
+them.
+
+    rollout = generator.generate.remote(1, 0, learner.publish.remote())
+"""
+
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+import torch
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.errors import RunError
+from overlaprl_ray.models.loading import load_tokenizer
+from overlaprl_ray.rollout import Rollout, Scores, Span, merge
+from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
+from overlaprl_ray.runs.telemetry import Watched, during
+from overlaprl_ray.runtime.weights import Published, publish, received
+from overlaprl_ray.tasks import Task
+from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
+from overlaprl_ray.workers.learner import Learner
+from overlaprl_ray.workers.metrics import Evaluation, StepResult
+
+
+def _take_device(threads: int, gpu: float) -> str:
+    """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors."""
+    torch.set_num_threads(threads)
+    if not gpu:
+        return "cpu"
+    if torch.cuda.is_available():
+        torch.cuda.set_per_process_memory_fraction(min(1.0, gpu))
+        return "cuda"
+    check_simulated(ray.get_runtime_context().get_node_labels())
+    return "cpu"
+
+
+def check_simulated(labels: Mapping[str, Any]) -> None:
+    """Refuse the CPU in place of a real GPU: that one's type is among its node's labels, a simulated one's is not."""
+    if kind := labels.get("ray.io/accelerator-type"):
+        raise RunError(
+            f"this actor has a share of a GPU ({kind}) that torch {torch.__version__} cannot use (no CUDA); install a "
+            "torch built for its driver, or set resources.generator_gpu, reference_gpu and learner_gpu to 0"
+        )
+
+
+class GeneratorActor(Watched):
+    """Samples batches and evaluates, with the weights it is handed."""
+
+    def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
+        super().__init__(config)
+        device = _take_device(config.resources.threads, gpu)
+        self.sampler = build_sampler(config, task, device, share, gpu if device == "cuda" else 0.0)
+        self.loaded_step = -1
+
+    def ready(self) -> bool:
+        """Answers once the model is loaded."""
+        return True
+
+    @during("generate")
+    def generate(self, batch: int, weights_step: int, published: Published) -> Rollout:
+        """This generator's share of a batch, with the weights after `weights_step`."""
+        return self.sampler.rollout(batch, weights_step, self._load(weights_step, published))
+
+    @during("evaluate")
+    def evaluate(self, step: int, published: Published) -> Evaluation:
+        """Held-out accuracy of the policy after a step."""
+        self._load(step, published)
+        started = time.time()
+        accuracy, n = self.sampler.evaluate()
+        return Evaluation(step, published.version, accuracy, n, (started, time.time()))
+
+    def _load(self, step: int, published: Published) -> Span:
+        started = time.time()
+        if step != self.loaded_step:
+            self.sampler.engine.load_weights(published.version, received(published))
+            self.loaded_step = step
+        return started, time.time()
+
+
+class ReferenceActor(Watched):
+    """Scores rollouts under the frozen reference model."""
+
+    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+        super().__init__(config)
+        self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu))
+
+    def ready(self) -> bool:
+        """Answers once the model is loaded."""
+        return True
+
+    @during("score")
+    def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
+        """Reference logprobs of a batch; `after` only makes the call wait until that step is done."""
+        return self.reference.score(merge(shares))
+
+
+class LearnerActor(Watched):
+    """Judges rollouts, trains on them, publishes weights, writes checkpoints."""
+
+    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+        super().__init__(config)
+        self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
+        self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
+        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self.writer = CheckpointWriter(config, self.tokenizer)
+        self.finished = 0  # steps
+
+    def ready(self) -> bool:
+        """Answers once the model is loaded."""
+        return True
+
+    @during("publish")
+    def publish(self) -> Published:
+        """The weights as they are now."""
+        return publish(self.learner.version, self.learner.weights())
+
+    @during("train")
+    def step(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
+        """One training step; its numbers and the weights after it, as two objects. Every batch once, in order."""
+        rollout = merge(shares)
+        if rollout.batch != self.finished + 1:
+            raise RunError(f"batch {rollout.batch} came to the learner after step {self.finished}")
+        result = self.learner.step(rollout, self._score(rollout) if self.reference else scores)
+        self.finished = rollout.batch
+        return result, self.publish()
+
+    @during("score")
+    def _score(self, rollout: Rollout) -> Scores:
+        assert self.reference is not None
+        return self.reference.score(rollout)
+
+    @during("save")
+    def begin_checkpoint(self, run: str, step: int) -> None:
+        """Copy the state after the step just done; it is written beside the steps that follow."""
+        if self.finished == step:  # else that step failed, and will be submitted again with its checkpoint
+            self.writer.begin(Path(run), step, self.learner)
+
+    @during("save")
+    def complete_checkpoint(self, begun: None, run: str, step: int, generators: int, *shares: Rollout) -> int:
+        """Add the rollouts of the batches after it (`generators` shares each); returns the step.
+
+        `begun` is what `begin_checkpoint` gave: as an argument, so that its error becomes this call's.
+        """
+        batches = [shares[i : i + generators] for i in range(0, len(shares), generators)]
+        self.writer.complete(Path(run), step, batches)
+        return step
+
+    def restore(self, checkpoint: str, step: int) -> list[Published | Rollout] | Published:
+        """Go on from a checkpoint: the weights after it, then the rollouts it holds, share by share."""
+        self.learner.load(load_trainer(Path(checkpoint)))
+        self.finished = step
+        shares = [share for batch in load_rollouts(Path(checkpoint)) for share in batch]
+        return [self.publish(), *shares] if shares else self.publish()
+
+    @during("save")
+    def save(self, folder: str) -> None:
+        """Policy (float32 masters where there are some) and tokenizer as a Hugging Face folder, whole or not there.
+
+        Under LoRA it holds the adapter, and merged/ the whole model where `output.merge_lora`.
+        """
+        scratch = f"{folder}.part"
+        shutil.rmtree(scratch, ignore_errors=True)
+        try:
+            self.learner.saver()(scratch)
+            self.tokenizer.save_pretrained(scratch)
+            if self.learner.config.output.merge_lora:
+                self.learner.master_copy().save_pretrained(f"{scratch}/merged")
+                self.tokenizer.save_pretrained(f"{scratch}/merged")
+            shutil.rmtree(folder, ignore_errors=True)
+            os.replace(scratch, folder)
+        except OSError as error:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise RunError(f"'{folder}' cannot be written ({error.strerror or error}); make room for it") from error

@@ -1,0 +1,1 @@
+"""Sweeps with Ray Tune: from one YAML file to one table."""

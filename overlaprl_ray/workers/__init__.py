@@ -1,0 +1,1 @@
+"""A run's three workers without Ray: generator, reference, learner."""

@@ -1,0 +1,166 @@
+"""The numbers of a step: what a rollout says by itself, and what its updates add up to. Names as in TRL.
+
+rollout_metrics(rollout, group_size=8)["frac_reward_zero_std"]
+"""
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from overlaprl_ray.algorithm.loss import LossOutput, effective_sample_size
+from overlaprl_ray.algorithm.rules import Gate
+from overlaprl_ray.rollout import Rollout, Span
+from overlaprl_ray.workers.cells import Cell
+from overlaprl_ray.workers.micro_batches import padded_tokens, real_tokens
+
+LOSS_SUMS = ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens")  # fields of LossOutput that add up
+
+
+@dataclasses.dataclass(frozen=True)
+class StepResult:
+    """What the driver learns of a step: numbers and times, no tensors."""
+
+    step: int
+    metrics: dict[str, Any]
+    spans: dict[str, Span]  # load, generate, reference, train
+    memory_gb: dict[str, float]
+    samples: list[dict[str, Any]]  # for completions.jsonl
+    weights_step: int
+    cells: list[Cell]  # for decisions.jsonl
+    fault: str | None  # why the batch was skipped, where `pipeline.on_fault` has it so
+    floor: float | None  # KL of the run's first batch, numerical mismatch alone, nats per token
+
+
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """Greedy held-out accuracy of the policy after a step."""
+
+    step: int
+    version: int
+    accuracy: float
+    n: int
+    span: Span
+
+
+def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
+    """Rewards and lengths of a batch; `reward_std` is the mean of the groups' standard deviations."""
+    groups = rollout.rewards.double().reshape(-1, group_size)
+    lengths = rollout.completion_mask.sum(1).double()
+    return {
+        "tokens": rollout.tokens,
+        "samples": len(rollout.rewards),
+        "reward": float(rollout.rewards.double().mean()),
+        "reward_std": float(groups.std(dim=1).mean()),
+        "frac_reward_zero_std": float((rollout.advantages.reshape(-1, group_size) == 0).all(1).double().mean()),
+        "completions/mean_length": float(lengths.mean()),
+        "completions/clipped_ratio": float(1 - rollout.finished.double().mean()),
+        **{f"rewards/{name}/mean": float(part.double().mean()) for name, part in rollout.reward_parts.items()},
+    }
+
+
+@dataclasses.dataclass
+class StepTotals:
+    """Sums over the micro-batches and updates of one step. First forwards give ratio, entropy and ESS.
+
+    These three are of the rows that were computed: without those of `rows_skipped`, whose groups have no signal.
+    """
+
+    losses: list[dict[str, float]] = dataclasses.field(default_factory=list)  # of the updates that happened
+    log_ratios: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
+    entropy_sum: float = 0.0
+    first_tokens: int = 0
+    ratio_sum: float = 0.0
+    padded_tokens: int = 0  # of first forwards
+    real_tokens: int = 0
+    rows_skipped: int = 0
+    current: dict[str, float] = dataclasses.field(default_factory=dict)
+
+    def begin_update(self, skipped: Tensor, first: bool) -> None:
+        """An update of which rows with these completion masks, (b, T), are not computed; they still count."""
+        self.current = {**dict.fromkeys(LOSS_SUMS, 0.0), "tokens": float(skipped.sum())}
+        self.rows_skipped += len(skipped) if first else 0
+
+    def add_loss(self, loss: LossOutput, log_ratio: Tensor, micro: Rollout, entropy: Tensor, first: bool) -> None:
+        """One micro-batch's forward."""
+        for name in LOSS_SUMS:
+            self.current[name] += float(getattr(loss, name).detach())
+        if first:
+            self.padded_tokens += padded_tokens(micro)
+            self.real_tokens += real_tokens(micro)
+            self.log_ratios.append((log_ratio, micro.completion_mask))
+            self.entropy_sum += float(entropy.double().sum())
+            self.ratio_sum += float(loss.ratio_sum)
+            self.first_tokens += int(loss.tokens)
+
+    def end_update(self, grad_norm: float) -> None:
+        """The micro-batches since the last update became one."""
+        self.losses.append({**self.current, "grad_norm": grad_norm})
+        self.current = {}
+
+    def drop_update(self) -> None:
+        """The micro-batches since the last update were discarded."""
+        self.current = {}
+
+    def metrics(self, gate: Gate, lag: int) -> dict[str, Any]:
+        """The step's row; what a discarded step does not have is None."""
+        tokens = sum(update["tokens"] for update in self.losses)
+
+        def mean(name: str) -> float | None:
+            return sum(update[name] for update in self.losses) / len(self.losses) if self.losses else None
+
+        def per_token(name: str) -> float | None:
+            return sum(update[name] for update in self.losses) / tokens if tokens else None
+
+        width = max((ratio.shape[1] for ratio, _ in self.log_ratios), default=0)
+        ratios, masks = (
+            torch.cat([torch.nn.functional.pad(pair[i], (0, width - pair[i].shape[1])) for pair in self.log_ratios])
+            if self.log_ratios
+            else None
+            for i in (0, 1)
+        )
+        fractions = gate.fractions
+        first = max(self.first_tokens, 1)
+        return {
+            "loss": mean("loss"),
+            "policy_loss": mean("policy_loss"),
+            "kl_ref": per_token("kl_ref"),
+            "entropy": self.entropy_sum / first if self.log_ratios else None,
+            "grad_norm": mean("grad_norm"),
+            "clip_ratio/low": per_token("clip_low"),
+            "clip_ratio/high": per_token("clip_high"),
+            "ratio/mean": self.ratio_sum / first if self.log_ratios else None,
+            "padding_waste": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else None,
+            "rows_skipped": self.rows_skipped,
+            "ess": None if ratios is None or masks is None else effective_sample_size(ratios, masks),
+            "staleness/lag": lag,
+            "staleness/kl": gate.kl,
+            "staleness/weight": float(gate.weight.mean()),
+            "staleness/decision": gate.verdict,
+            "staleness/frac_fresh": fractions["fresh"],
+            "staleness/frac_stale": fractions["stale"],
+            "staleness/frac_discarded": fractions["discard"],
+        }
+
+
+def samples_of(rollout: Rollout, every: int, group_size: int) -> list[dict[str, Any]]:
+    """The first group of a batch as rows of completions.jsonl, at every `every`-th step from the first (0: never)."""
+    if every == 0 or (rollout.batch - 1) % every:
+        return []
+    return [_sample(rollout, row) for row in range(group_size)]
+
+
+def _sample(rollout: Rollout, row: int) -> dict[str, Any]:
+    return {
+        "step": rollout.batch,
+        "prompt": rollout.prompts[row],
+        "completion": rollout.completions[row],
+        "answer": rollout.answers[row],
+        "extracted": rollout.extracted[row],
+        "reward": float(rollout.rewards[row]),
+        "rewards": {name: float(part[row]) for name, part in rollout.reward_parts.items()},
+        "advantage": float(rollout.advantages[row]),
+        "tokens": int(rollout.completion_mask[row].sum()),
+        "version": rollout.version,
+    }
