@@ -90,7 +90,7 @@ def test_only_the_seed_decides_how_an_adapter_starts(task):
     def start(seed):
         config = config_of(seed=seed)
         torch.rand(3)  # what was drawn before does not count
-        return add_adapter(config, load_model(config, "tiny", task)).state_dict()
+        return add_adapter(config.model, config.seed, load_model(config, "tiny", task)).state_dict()
 
     one, two, other = start(0), start(0), start(1)
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -101,7 +101,7 @@ def test_scale_is_alpha_over_rank(task):
     for alpha, expected in ((None, 2.0), (2, 0.5)):
         config = config_of(model={"lora_alpha": alpha})
         model = load_model(config, "tiny", task)
-        add_adapter(config, model)
+        add_adapter(config.model, config.seed, model)
         assert {m.scaling["default"] for m in model.modules() if isinstance(m, LoraLayer)} == {expected}
 
 

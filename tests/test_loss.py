@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.loss import LossOutput, LossSettings, effective_sample_size, grpo_loss, normalizer
+from overlaprl_ray.algorithm.loss import LossOutput, effective_sample_size, grpo_loss, normalizer
+from overlaprl_ray.config import GRPOConfig
 
 MAX_NEW_TOKENS = 9
 
-PLAIN = LossSettings(
-    clip_low=0.2,
-    clip_high=0.3,
+PLAIN = GRPOConfig(
+    clip_eps=0.2,
+    clip_eps_high=0.3,
     dual_clip=None,
     beta=0.0,
     kl_penalty="k3",
@@ -24,6 +25,10 @@ PLAIN = LossSettings(
     correction="none",
     correction_cap=1.5,
 )
+
+
+def changed(settings: GRPOConfig, **values: Any) -> GRPOConfig:
+    return settings.model_copy(update=values)
 
 
 @dataclass
@@ -63,12 +68,12 @@ def batch() -> Batch:
     )
 
 
-def whole_normalizer(settings: LossSettings, mask: Tensor) -> float:
+def whole_normalizer(settings: GRPOConfig, mask: Tensor) -> float:
     return normalizer(settings.loss_type, len(mask), int(mask.sum()), MAX_NEW_TOKENS)
 
 
 def evaluate(
-    settings: LossSettings, batch: Batch, whole: float | None = None, **options: Any
+    settings: GRPOConfig, batch: Batch, whole: float | None = None, **options: Any
 ) -> tuple[LossOutput, Tensor]:
     """The loss of a batch and its gradient with respect to the logprobs."""
     logprobs = batch.logprobs.clone().requires_grad_()
@@ -82,7 +87,7 @@ def evaluate(
 
 
 def naive(
-    settings: LossSettings,
+    settings: GRPOConfig,
     batch: Batch,
     proximal: Tensor | None = None,
     row_weight: Tensor | None = None,
@@ -116,7 +121,7 @@ def naive(
                 weight = 0.0
             value = ratio * advantage
             if keep is None:
-                low, high = 1 - settings.clip_low, 1 + settings.clip_high
+                low, high = settings.trust_region
                 clipped = min(max(ratio.item(), low), high) * advantage
                 if clipped < value.item():
                     value = torch.tensor(clipped, dtype=torch.float64)
@@ -145,7 +150,7 @@ def naive(
     return total.item(), torch.stack(gradients).reshape(rows, width)
 
 
-def assert_equals_naive(settings: LossSettings, batch: Batch, **options: Any) -> None:
+def assert_equals_naive(settings: GRPOConfig, batch: Batch, **options: Any) -> None:
     output, gradient = evaluate(settings, batch, **options)
     expected_loss, expected_gradient = naive(settings, batch, **options)
     assert output.loss.item() == pytest.approx(expected_loss, rel=1e-10, abs=1e-10)
@@ -158,14 +163,14 @@ def assert_equals_naive(settings: LossSettings, batch: Batch, **options: Any) ->
 @pytest.mark.parametrize("level", ["token", "sequence"])
 @pytest.mark.parametrize("correction", ["none", "truncated"])
 def test_the_batch_reaches_every_clip_and_cap(batch: Batch, level: Any, correction: Any) -> None:
-    settings = replace(PLAIN, importance_level=level, correction=correction)
+    settings = changed(PLAIN, importance_level=level, correction=correction)
     output, gradient = evaluate(settings, batch, proximal=batch.proximal)
     assert output.clip_low > 0
     assert output.clip_high > 0
-    _, dual_clipped = evaluate(replace(settings, dual_clip=1.8), batch, proximal=batch.proximal)
+    _, dual_clipped = evaluate(changed(settings, dual_clip=1.8), batch, proximal=batch.proximal)
     assert not torch.equal(gradient, dual_clipped)
     weights = [
-        evaluate(replace(settings, correction=c), batch, proximal=batch.proximal)[1] for c in ("truncated", "decoupled")
+        evaluate(changed(settings, correction=c), batch, proximal=batch.proximal)[1] for c in ("truncated", "decoupled")
     ]
     assert not torch.equal(*weights)
 
@@ -178,20 +183,20 @@ def test_the_batch_reaches_every_clip_and_cap(batch: Batch, level: Any, correcti
 def test_equals_the_formula(
     batch: Batch, loss_type: Any, importance_level: Any, correction: Any, later_update: bool
 ) -> None:
-    settings = replace(PLAIN, loss_type=loss_type, importance_level=importance_level, correction=correction, beta=0.1)
+    settings = changed(PLAIN, loss_type=loss_type, importance_level=importance_level, correction=correction, beta=0.1)
     assert_equals_naive(settings, batch, proximal=batch.proximal if later_update else None)
 
 
 @pytest.mark.parametrize("kl_penalty", ["k2", "k3", "straight_through"])
 @pytest.mark.parametrize("dual_clip", [None, 1.1, 1.8])
 def test_dual_clip_and_penalties_equal_the_formula(batch: Batch, dual_clip: Any, kl_penalty: Any) -> None:
-    assert_equals_naive(replace(PLAIN, dual_clip=dual_clip, beta=0.3, kl_penalty=kl_penalty), batch)
+    assert_equals_naive(changed(PLAIN, dual_clip=dual_clip, beta=0.3, kl_penalty=kl_penalty), batch)
 
 
 @pytest.mark.parametrize("dual_clip", [None, 1.8])
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_row_weight_and_keep_equal_the_formula(batch: Batch, loss_type: Any, dual_clip: Any) -> None:
-    settings = replace(PLAIN, loss_type=loss_type, beta=0.1, dual_clip=dual_clip)
+    settings = changed(PLAIN, loss_type=loss_type, beta=0.1, dual_clip=dual_clip)
     keep = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(1)) < 0.6
     weight = torch.linspace(0, 1, 8, dtype=torch.float64)
     assert_equals_naive(settings, batch, keep=keep, row_weight=weight)
@@ -203,17 +208,17 @@ def test_clipping_stops_the_gradient_on_the_right_side_only() -> None:
     ratios = torch.tensor([[0.5, 1.0, 2.0]] * 2, dtype=torch.float64)
     zeros, mask = torch.zeros_like(ratios), torch.ones(2, 3, dtype=torch.bool)
     batch = Batch(ratios.log(), zeros, zeros, zeros, torch.tensor([1.0, -1.0]).double(), mask)
-    settings = replace(PLAIN, loss_type="dapo")
+    settings = changed(PLAIN, loss_type="dapo")
     output, gradient = evaluate(settings, batch)
     torch.testing.assert_close(gradient * 6, torch.tensor([[-0.5, -1.0, 0.0], [0.0, 1.0, 2.0]]).double())
     assert (output.clip_low.item(), output.clip_high.item()) == (1, 1)
     assert output.loss.item() * 6 == pytest.approx(-(0.5 + 1 + 1.3) + (0.8 + 1 + 2))
-    _, gradient = evaluate(replace(settings, dual_clip=1.5), batch)
+    _, gradient = evaluate(changed(settings, dual_clip=1.5), batch)
     torch.testing.assert_close(gradient * 6, torch.tensor([[-0.5, -1.0, 0.0], [0.0, 1.0, 0.0]]).double())
 
 
 def test_counts_and_sums(batch: Batch) -> None:
-    output, _ = evaluate(replace(PLAIN, beta=0.1), batch)
+    output, _ = evaluate(changed(PLAIN, beta=0.1), batch)
     ratio = (batch.logprobs - batch.behaviour).exp()
     low = high = 0
     kl = ratio_sum = 0.0
@@ -245,7 +250,7 @@ def test_the_penalty_is_measured_even_where_beta_is_zero(batch: Batch) -> None:
 
 def test_beta_without_a_reference_is_an_error(batch: Batch) -> None:
     with pytest.raises(ValueError, match="reference"):
-        grpo_loss(replace(PLAIN, beta=0.1), batch.logprobs, batch.behaviour, batch.advantages, batch.mask, 8.0)
+        grpo_loss(changed(PLAIN, beta=0.1), batch.logprobs, batch.behaviour, batch.advantages, batch.mask, 8.0)
 
 
 def test_an_unknown_loss_type_is_an_error() -> None:
@@ -257,18 +262,18 @@ def test_an_unknown_loss_type_is_an_error() -> None:
 @pytest.mark.parametrize("correction", ["truncated", "decoupled"])
 def test_on_policy_corrections_change_nothing(batch: Batch, correction: Any, level: Any) -> None:
     """μ = π_prox: w = 1 and r = ρ, at the first update and, after π has moved, at the second."""
-    none = replace(PLAIN, importance_level=level)
+    none = changed(PLAIN, importance_level=level)
     for now in (batch.behaviour, batch.logprobs):
         on_policy = replace_fields(batch, logprobs=now)
         expected, expected_gradient = evaluate(none, on_policy)
-        output, gradient = evaluate(replace(none, correction=correction), on_policy, proximal=batch.behaviour)
+        output, gradient = evaluate(changed(none, correction=correction), on_policy, proximal=batch.behaviour)
         assert output.loss.item() == pytest.approx(expected.loss.item(), rel=1e-12)
         torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("correction", ["truncated", "decoupled"])
 def test_no_gradient_goes_through_the_proximal_policy(batch: Batch, correction: Any) -> None:
-    settings = replace(PLAIN, correction=correction)
+    settings = changed(PLAIN, correction=correction)
     _, expected = evaluate(settings, batch)
     logprobs = batch.logprobs.clone().requires_grad_()
     whole = whole_normalizer(settings, batch.mask)
@@ -295,7 +300,7 @@ def test_with_stored_logprobs_the_ratio_is_not_one(batch: Batch) -> None:
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 @pytest.mark.parametrize("level", ["token", "sequence"])
 def test_micro_batches_add_up(batch: Batch, loss_type: Any, level: Any, size: int) -> None:
-    settings = replace(PLAIN, loss_type=loss_type, importance_level=level, beta=0.1, correction="truncated")
+    settings = changed(PLAIN, loss_type=loss_type, importance_level=level, beta=0.1, correction="truncated")
     whole = whole_normalizer(settings, batch.mask)
     weight = torch.linspace(0.2, 1, 8, dtype=torch.float64)
     expected, expected_gradient = evaluate(settings, batch, proximal=batch.proximal, row_weight=weight)
@@ -311,7 +316,7 @@ def test_micro_batches_add_up(batch: Batch, loss_type: Any, level: Any, size: in
 
 def test_averaging_token_means_over_micro_batches_would_be_wrong(batch: Batch) -> None:
     """Each micro-batch by its own token count, then averaged: not the batch's token mean, since lengths differ."""
-    settings = replace(PLAIN, loss_type="dapo")
+    settings = changed(PLAIN, loss_type="dapo")
     expected, _ = evaluate(settings, batch)
     parts = torch.arange(8).split(4)
     averaged = sum(evaluate(settings, batch[rows])[0].policy_loss for rows in parts) / len(parts)
@@ -324,7 +329,7 @@ def test_averaging_token_means_over_micro_batches_would_be_wrong(batch: Batch) -
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_dropped_rows_stay_in_the_normalizer(batch: Batch, loss_type: Any) -> None:
     """Weight 0 on the second half leaves the first half's gradient as it was; removing those rows would inflate it."""
-    settings = replace(PLAIN, loss_type=loss_type, beta=0.1)
+    settings = changed(PLAIN, loss_type=loss_type, beta=0.1)
     _, whole = evaluate(settings, batch)
     _, dropped = evaluate(settings, batch, row_weight=torch.tensor([1.0] * 4 + [0.0] * 4))
     torch.testing.assert_close(dropped[:4], whole[:4], rtol=1e-12, atol=1e-12)
@@ -333,7 +338,7 @@ def test_dropped_rows_stay_in_the_normalizer(batch: Batch, loss_type: Any) -> No
 
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
 def test_dropped_tokens_lose_their_policy_term_only(batch: Batch, loss_type: Any) -> None:
-    settings = replace(PLAIN, loss_type=loss_type, beta=0.1)
+    settings = changed(PLAIN, loss_type=loss_type, beta=0.1)
     keep = torch.ones_like(batch.mask)
     _, all_kept = evaluate(settings, batch, keep=keep)
     _, penalty_only = evaluate(settings, replace_fields(batch, advantages=torch.zeros(8).double()))
@@ -347,7 +352,7 @@ def test_dropped_tokens_lose_their_policy_term_only(batch: Batch, loss_type: Any
 
 def test_keep_replaces_the_clip(batch: Batch) -> None:
     _, gradient = evaluate(PLAIN, batch, keep=torch.ones_like(batch.mask))
-    wide, expected = evaluate(replace(PLAIN, clip_low=1.0, clip_high=1e9), batch)
+    wide, expected = evaluate(changed(PLAIN, clip_eps=None, clip_eps_high=None), batch)
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-12)
     assert wide.clip_low + wide.clip_high == 0
 
@@ -355,8 +360,8 @@ def test_keep_replaces_the_clip(batch: Batch) -> None:
 def test_unit_weights_change_no_bit(batch: Batch) -> None:
     """A rule that does not fire must leave a run equal, bit for bit, to one without a rule; in float32 too."""
     single = replace_fields(batch, **{n: v.float() for n, v in vars(batch).items() if v.is_floating_point()})
-    plain, gradient = evaluate(replace(PLAIN, beta=0.1), single)
-    weighted, weighted_gradient = evaluate(replace(PLAIN, beta=0.1), single, row_weight=torch.ones(8).double())
+    plain, gradient = evaluate(changed(PLAIN, beta=0.1), single)
+    weighted, weighted_gradient = evaluate(changed(PLAIN, beta=0.1), single, row_weight=torch.ones(8).double())
     assert plain.loss.dtype == weighted.loss.dtype == torch.float32
     assert torch.equal(plain.loss, weighted.loss)
     assert torch.equal(gradient, weighted_gradient)
@@ -379,7 +384,7 @@ def test_rows_without_signal_give_no_policy_gradient(batch: Batch) -> None:
 def test_masked_positions_reach_nothing(
     batch: Batch, garbage: float, level: Any, correction: Any, kl_penalty: Any
 ) -> None:
-    settings = replace(PLAIN, importance_level=level, correction=correction, beta=0.1, kl_penalty=kl_penalty)
+    settings = changed(PLAIN, importance_level=level, correction=correction, beta=0.1, kl_penalty=kl_penalty)
     names = ("logprobs", "behaviour", "proximal", "reference")
     dirty = replace_fields(batch, **{n: getattr(batch, n).masked_fill(~batch.mask, garbage) for n in names})
     expected, expected_gradient = evaluate(settings, batch, proximal=batch.proximal)
@@ -405,7 +410,7 @@ def test_far_ratios_stay_finite(dtype: torch.dtype, level: Any, correction: Any,
         advantages=torch.tensor([1.0, -1.0], dtype=dtype),
         mask=torch.ones(shape, dtype=torch.bool),
     )
-    settings = replace(PLAIN, importance_level=level, correction=correction, beta=0.1)
+    settings = changed(PLAIN, importance_level=level, correction=correction, beta=0.1)
     for proximal in (None, batch.proximal):
         output, gradient = evaluate(settings, batch, proximal=proximal)
         assert all(value.isfinite() for value in vars(output).values())
@@ -415,7 +420,7 @@ def test_far_ratios_stay_finite(dtype: torch.dtype, level: Any, correction: Any,
 def test_an_all_masked_batch_is_zero(batch: Batch) -> None:
     for loss_type in ("grpo", "dapo", "dr_grpo"):
         empty = replace_fields(batch, mask=torch.zeros_like(batch.mask))
-        output, gradient = evaluate(replace(PLAIN, loss_type=loss_type, beta=0.1), empty)
+        output, gradient = evaluate(changed(PLAIN, loss_type=loss_type, beta=0.1), empty)
         assert output.loss == 0
         assert not gradient.any()
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from overlaprl_ray.algorithm.advantages import group_advantages
-from overlaprl_ray.algorithm.loss import LossSettings, grpo_loss, normalizer
+from overlaprl_ray.algorithm.loss import grpo_loss, normalizer
+from overlaprl_ray.config import GRPOConfig
 
 pytest.importorskip("trl")
 from trl import GRPOTrainer
@@ -18,7 +19,7 @@ MAX_NEW_TOKENS = 7
 ROWS = 8
 
 
-def trl_loss(settings: LossSettings, logprobs: Tensor, inputs: dict[str, Tensor]) -> Tensor:
+def trl_loss(settings: GRPOConfig, logprobs: Tensor, inputs: dict[str, Tensor]) -> Tensor:
     """TRL's loss of one process without gradient accumulation, with given logprobs in place of a model's."""
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *args, **kwargs: (logprobs, torch.zeros_like(logprobs), None),
@@ -31,8 +32,8 @@ def trl_loss(settings: LossSettings, logprobs: Tensor, inputs: dict[str, Tensor]
         loss_type=settings.loss_type,
         importance_sampling_level=settings.importance_level,
         beta=settings.beta,
-        epsilon_low=settings.clip_low,
-        epsilon_high=settings.clip_high,
+        epsilon_low=settings.clip_eps,
+        epsilon_high=settings.clip_eps_high,
         max_completion_length=MAX_NEW_TOKENS,
         current_gradient_accumulation_steps=1,
         top_entropy_quantile=1.0,
@@ -57,9 +58,9 @@ def test_loss_and_gradient_equal_trl(
     )
     advantages = group_advantages(torch.rand(ROWS, dtype=torch.float64, generator=generator), group_size=4)
     mask = torch.arange(MAX_NEW_TOKENS) < torch.tensor([7, 1, 3, 5, 2, 7, 4, 6])[:, None]
-    settings = LossSettings(
-        clip_low=0.2,
-        clip_high=0.28,
+    settings = GRPOConfig(
+        clip_eps=0.2,
+        clip_eps_high=0.28,
         dual_clip=dual_clip,
         beta=beta,
         kl_penalty="k3",

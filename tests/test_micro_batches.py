@@ -113,7 +113,7 @@ def test_every_row_once_within_the_budget_and_groups_whole(lengths, budget, by_g
     rollout = make_rollout(prompts, Generated(zeros.long(), mask, zeros, mask.any(1)))
     rule = {"rule": "kl", "granularity": "group" if by_groups else "sequence"}
     config = config_of(rule, micro_batch_tokens=budget, max_new_tokens=9)
-    found = micro_batches(rollout, config)
+    found = micro_batches(rollout, config.grpo, config.judges_groups)
     assert sorted(row for rows, _ in found for row in rows.tolist()) == list(range(len(lengths)))
     for rows, part in found:
         assert padded_tokens(part) == part.prompt_ids.numel() + part.completion_ids.numel()
@@ -168,7 +168,7 @@ def test_sorting_wastes_less():
     rollout = make_rollout(prompts, Generated(torch.zeros(64, 256).long(), mask, torch.zeros(64, 256), mask.any(1)))
 
     def waste(**grpo):
-        parts = [part for _, part in micro_batches(rollout, config_of(num_prompts_per_step=32, **grpo))]
+        parts = [part for _, part in micro_batches(rollout, config_of(num_prompts_per_step=32, **grpo).grpo)]
         padded = [padded_tokens(part) for part in parts]
         return 1 - sum(map(real_tokens, parts)) / sum(padded), len(parts), max(padded)
 
@@ -266,7 +266,7 @@ def test_skipped_groups_cost_no_forward(model, rollout, grouping):
 
 def test_entropy_and_ratio_are_of_the_computed_rows(model, rollout):
     quiet = without_signal(rollout, [0, 3, 4])
-    kept = micro_batches(quiet, config_of(micro_batch_size=None), rows_with_signal(quiet))[0][1]
+    kept = micro_batches(quiet, config_of(micro_batch_size=None).grpo, rows=rows_with_signal(quiet))[0][1]
     whole, _, _, _ = stepped(model, config_of(), quiet)
     alone, _, _, _ = stepped(model, config_of(num_prompts_per_step=5), kept)
     for name in ("entropy", "ratio/mean", "ess", "padding_waste"):

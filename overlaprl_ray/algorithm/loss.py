@@ -10,49 +10,16 @@ and decoupled PPO (AReaL, arXiv 2505.24298), sums per sequence, per batch (DAPO,
 
     whole = normalizer("dapo", rows=len(mask), tokens=int(mask.sum()), max_new_tokens=64)
     for part in torch.arange(len(mask)).split(8):
-        grpo_loss(settings, policy(part), behaviour[part], advantages[part], mask[part], whole).loss.backward()
+        grpo_loss(grpo, policy(part), behaviour[part], advantages[part], mask[part], whole).loss.backward()
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.kl import KLPenalty, clamp_log_ratio, masked_mean, reference_penalty
-from overlaprl_ray.config.grpo import GRPOConfig
-
-LossType = Literal["grpo", "dapo", "dr_grpo"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossSettings:
-    """What does not change during a run; the defaults live in `GRPOConfig`."""
-
-    clip_low: float  # ε_low: a bad token is pushed down no further than ρ = 1 - clip_low
-    clip_high: float  # ε_high: a good one is pushed up no further than ρ = 1 + clip_high
-    dual_clip: float | None  # c > 1: for A < 0 the loss stops growing at ρ = c
-    beta: float  # weight of the reference penalty
-    kl_penalty: KLPenalty
-    loss_type: LossType
-    importance_level: Literal["token", "sequence"]
-    correction: Literal["none", "truncated", "decoupled"]
-    correction_cap: float  # C, the largest weight π_prox/μ of a correction
-
-
-def loss_settings(grpo: GRPOConfig) -> LossSettings:
-    """What the configuration says of the loss."""
-    return LossSettings(
-        clip_low=grpo.clip_eps,
-        clip_high=grpo.clip_eps if grpo.clip_eps_high is None else grpo.clip_eps_high,
-        dual_clip=grpo.dual_clip,
-        beta=grpo.beta,
-        kl_penalty=grpo.kl_penalty,
-        loss_type=grpo.loss_type,
-        importance_level=grpo.importance_level,
-        correction=grpo.correction,
-        correction_cap=grpo.correction_cap,
-    )
+from overlaprl_ray.algorithm.kl import clamp_log_ratio, masked_mean, reference_penalty
+from overlaprl_ray.config import GRPOConfig
 
 
 @dataclass(frozen=True)
@@ -68,7 +35,7 @@ class LossOutput:
     tokens: Tensor  # tokens that count
 
 
-def normalizer(loss_type: LossType, rows: int, tokens: int, max_new_tokens: int) -> float:
+def normalizer(loss_type: str, rows: int, tokens: int, max_new_tokens: int) -> float:
     """What the summed loss of a whole update is divided by, from the whole update's rows and completion tokens."""
     match loss_type:
         case "grpo":
@@ -82,7 +49,7 @@ def normalizer(loss_type: LossType, rows: int, tokens: int, max_new_tokens: int)
 
 
 def grpo_loss(
-    settings: LossSettings,
+    grpo: GRPOConfig,
     logprobs: Tensor,
     behaviour: Tensor,
     advantages: Tensor,
@@ -107,30 +74,30 @@ def grpo_loss(
 
     Raises ValueError when beta > 0 and there is no `reference`.
     """
-    if settings.beta and reference is None:
-        raise ValueError(f"beta is {settings.beta} but no reference logprobs were given")
+    if grpo.beta and reference is None:
+        raise ValueError(f"beta is {grpo.beta} but no reference logprobs were given")
     # Padding is cut off before any arithmetic: masking a nan by a multiplication leaves a nan, in the gradient too.
     logprobs, behaviour = _within(mask, logprobs), _within(mask, behaviour)
     proximal = logprobs.detach() if proximal is None else _within(mask, proximal).detach()
     advantage = advantages[:, None]
 
-    anchor = behaviour if settings.correction == "none" else proximal
-    ratio = _ratio(logprobs - anchor, mask, settings.importance_level)
-    surrogate, low, high = _trust_region(settings, ratio, advantage, mask, keep)
-    policy = -_correction_weight(settings, proximal - behaviour, mask) * surrogate
+    anchor = behaviour if grpo.correction == "none" else proximal
+    ratio = _ratio(logprobs - anchor, mask, grpo.importance_level)
+    surrogate, low, high = _trust_region(grpo, ratio, advantage, mask, keep)
+    policy = -_correction_weight(grpo, proximal - behaviour, mask) * surrogate
     if reference is None:
         penalty = torch.zeros_like(policy)
     else:
-        penalty = reference_penalty(logprobs, _within(mask, reference), settings.kl_penalty)
+        penalty = reference_penalty(logprobs, _within(mask, reference), grpo.kl_penalty)
 
     def aggregate(per_token: Tensor) -> Tensor:
         rows = _within(mask, per_token).sum(dim=1)
-        if settings.loss_type == "grpo":
+        if grpo.loss_type == "grpo":
             rows = rows / mask.sum(dim=1).clamp(min=1)
         return (rows if row_weight is None else rows * row_weight.to(rows.dtype)).sum() / normalizer
 
     return LossOutput(
-        loss=aggregate(policy + settings.beta * penalty),
+        loss=aggregate(policy + grpo.beta * penalty),
         policy_loss=aggregate(policy.detach()),
         kl_ref=_within(mask, penalty.detach()).sum(),
         clip_low=low.sum(),
@@ -165,28 +132,28 @@ def _ratio(log_ratio: Tensor, mask: Tensor, level: str) -> Tensor:
 
 
 def _trust_region(
-    settings: LossSettings, ratio: Tensor, advantage: Tensor, mask: Tensor, keep: Tensor | None
+    grpo: GRPOConfig, ratio: Tensor, advantage: Tensor, mask: Tensor, keep: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The surrogate to maximise (B, T), and which tokens with A < 0 and with A > 0 lie beyond the trust region."""
     surrogate = ratio * advantage
     if keep is None:
-        clipped = ratio.clamp(1 - settings.clip_low, 1 + settings.clip_high) * advantage
-        surrogate = torch.minimum(surrogate, clipped)
-        low, high = ratio < 1 - settings.clip_low, ratio > 1 + settings.clip_high
+        lowest, highest = grpo.trust_region
+        surrogate = torch.minimum(surrogate, ratio.clamp(lowest, highest) * advantage)
+        low, high = ratio < lowest, ratio > highest
     else:
         low = high = ~keep
-    if settings.dual_clip is not None:
-        surrogate = torch.where(advantage < 0, surrogate.maximum(settings.dual_clip * advantage), surrogate)
+    if grpo.dual_clip is not None:
+        surrogate = torch.where(advantage < 0, surrogate.maximum(grpo.dual_clip * advantage), surrogate)
     if keep is not None:
         surrogate = _within(keep, surrogate)
     return surrogate, mask & low & (advantage < 0), mask & high & (advantage > 0)
 
 
-def _correction_weight(settings: LossSettings, log_ratio: Tensor, mask: Tensor) -> Tensor:
+def _correction_weight(grpo: GRPOConfig, log_ratio: Tensor, mask: Tensor) -> Tensor:
     """w = π_prox/μ, capped (truncated) or 0 beyond the cap (decoupled), no gradient; 1 without correction; (B, T)."""
-    if settings.correction == "none":
+    if grpo.correction == "none":
         return torch.ones_like(log_ratio)
-    weight = _ratio(log_ratio, mask, settings.importance_level)
-    if settings.correction == "truncated":
-        return weight.clamp(max=settings.correction_cap)
-    return torch.where(weight <= settings.correction_cap, weight, 0.0)
+    weight = _ratio(log_ratio, mask, grpo.importance_level)
+    if grpo.correction == "truncated":
+        return weight.clamp(max=grpo.correction_cap)
+    return torch.where(weight <= grpo.correction_cap, weight, 0.0)

@@ -1,16 +1,15 @@
-"""Every setting of a run: `grpo` and `experiment` hold them, `cli` reads them, `identity` says what a run is."""
+"""Every setting of a run, in `grpo`, `model` and `experiment`; `cli` reads them, `identity` says what a run is."""
 
 from overlaprl_ray.config.experiment import (
     ExperimentConfig,
-    ModelConfig,
     OutputConfig,
     PipelineConfig,
     ResourcesConfig,
     StalenessConfig,
     TaskConfig,
-    TinyConfig,
 )
 from overlaprl_ray.config.grpo import TINY, GRPOConfig
+from overlaprl_ray.config.model import ModelConfig, TinyConfig
 
 __all__ = [
     "TINY",

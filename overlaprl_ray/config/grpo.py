@@ -3,6 +3,7 @@
 `config.py` has the other groups and the run as a whole.
 """
 
+import math
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
@@ -62,9 +63,7 @@ class GRPOConfig(Group):
     temperature: float = Field(
         0.7, ge=0.01, le=100, description="sampling temperature, 0.01 to 100 (logprobs are taken at the same one)"
     )
-    top_p: float = Field(1.0, ge=1, le=1, description="only 1.0: rollouts do not carry the kept token ids yet")
-    top_k: Literal[0] = Field(0, description="only 0 (off): rollouts do not carry the kept token ids yet")
-    clip_eps: NonNegative = Field(0.2, lt=1, description="lower clip range of the ratio, 0 to 1")
+    clip_eps: NonNegative | None = Field(0.2, lt=1, description="lower clip range of the ratio, 0 to 1; null = no clip")
     clip_eps_high: NonNegative | None = Field(None, description="upper clip range of the ratio, >= 0; null = clip_eps")
     dual_clip: Positive | None = Field(None, gt=1, description="cap on the ratio where A < 0, > 1; null = off")
     beta: NonNegative = Field(0.04, description="weight of the reference penalty, >= 0; 0 = no reference model at all")
@@ -101,12 +100,23 @@ class GRPOConfig(Group):
                 f"num_minibatches={self.num_minibatches} must divide num_prompts_per_step="
                 f"{self.num_prompts_per_step}, so that each update takes whole groups"
             )
+        if self.clip_eps is None and self.clip_eps_high is not None:
+            raise ValueError(
+                f"clip_eps=null switches the clip off, but clip_eps_high={self.clip_eps_high}; set it to null, too"
+            )
         if self.micro_batch_tokens is not None and self.micro_batch_size is not None:
             raise ValueError(
                 f"micro_batch_tokens={self.micro_batch_tokens} and micro_batch_size={self.micro_batch_size}: both "
                 "divide an update; set one of them to null"
             )
         return self
+
+    @property
+    def trust_region(self) -> tuple[float, float]:
+        """Lowest and highest ratio that the clip leaves alone."""
+        if self.clip_eps is None:
+            return 0.0, math.inf
+        return 1 - self.clip_eps, 1 + (self.clip_eps if self.clip_eps_high is None else self.clip_eps_high)
 
     @property
     def batch_rows(self) -> int:

@@ -4,7 +4,7 @@ The adapter goes into the model in place: it stays the Hugging Face model that e
 `lora_B` among its parameters, and only these trainable. B starts at 0, so that the policy starts as its base; A is
 drawn from the run's seed. There is no dropout.
 
-    adapter = add_adapter(config, model)
+    adapter = add_adapter(config.model, config.seed, model)
     with adapter.disable_adapter(): ...      # the base alone: a reference without a second model
 """
 
@@ -18,31 +18,31 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
-from overlaprl_ray.config import ExperimentConfig, ModelConfig
+from overlaprl_ray.config import ModelConfig
 from overlaprl_ray.errors import ConfigError
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 
-def add_adapter(config: ExperimentConfig, model: PreTrainedModel) -> "PeftModel":
+def add_adapter(config: ModelConfig, seed: int, model: PreTrainedModel) -> "PeftModel":
     """Put an adapter of rank `model.lora_r` into the model and freeze the rest; returns the handle to switch and save.
 
     Adapters are float32 in a bfloat16 model too: they are what the optimizer moves.
     """
     from peft import LoraConfig, get_peft_model
 
-    rank = config.model.lora_r
+    rank = config.lora_r
     settings = LoraConfig(
         r=rank,
-        lora_alpha=2 * rank if config.model.lora_alpha is None else config.model.lora_alpha,
-        target_modules=config.model.lora_target,
+        lora_alpha=2 * rank if config.lora_alpha is None else config.lora_alpha,
+        target_modules=config.lora_target,
         lora_dropout=0.0,
         bias="none",
         task_type="CAUSAL_LM",
     )
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(config.seed)
+        torch.manual_seed(seed)
         return get_peft_model(model, settings)
 
 

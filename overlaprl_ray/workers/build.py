@@ -31,7 +31,7 @@ def build_sampler(
     else:
         model = load_model(config, config.grpo.model_name, task, device)
         if config.model.lora_r:
-            add_adapter(config, model)
+            add_adapter(config.model, config.seed, model)
         engine = HFEngine(model, tokenizer.pad_token_id, eos_ids(model.config, tokenizer, model.generation_config))
     return Sampler(config, task, tokenizer, engine, share)
 

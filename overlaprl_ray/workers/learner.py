@@ -17,7 +17,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from overlaprl_ray.algorithm.kl import staleness_kl
-from overlaprl_ray.algorithm.loss import LossOutput, grpo_loss, loss_settings, normalizer
+from overlaprl_ray.algorithm.loss import LossOutput, grpo_loss, normalizer
 from overlaprl_ray.algorithm.rules import Gate, merge_gates
 from overlaprl_ray.algorithm.schedule import is_too_old
 from overlaprl_ray.algorithm.staleness import StalenessScheduler
@@ -40,14 +40,13 @@ class Learner:
     def __init__(self, config: ExperimentConfig, model: PreTrainedModel):
         grpo = config.grpo
         check_head(model)
-        self.adapter = add_adapter(config, model) if config.model.lora_r else None
+        self.adapter = add_adapter(config.model, config.seed, model) if config.model.lora_r else None
         if config.model.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             model.train()  # without it checkpointing is silently off; dropout is 0 all the same
         self.config, self.model = config, model
         self.optimizer = MasterAdamW(model, grpo.lr, grpo.weight_decay)
         self.scheduler = StalenessScheduler(config.staleness.model_copy(update={"rule": config.rule}))
-        self.settings = loss_settings(grpo)
         self.version = 0
         self.floor: float | None = None
 
@@ -142,7 +141,7 @@ class Learner:
             raise BadBatch(rollout.fault)
         if self.floor is None:
             self._set_floor(self._measure_floor(rollout))
-        if self.settings.correction != "none" and len(updates) > 1:
+        if self.config.grpo.correction != "none" and len(updates) > 1:
             # π_prox is the policy before the first of this batch's updates, for all of them
             for update in updates:
                 update.proximal = self._logprobs(update.part, update.micros)
@@ -186,7 +185,7 @@ class Learner:
             return None if values is None else values[rows, :width]
 
         return grpo_loss(
-            self.settings,
+            self.config.grpo,
             logprobs,
             micro.logprobs.to(logprobs.device),
             micro.advantages.to(logprobs.device),
@@ -227,7 +226,7 @@ class Learner:
 
     def _measure_floor(self, rollout: Rollout) -> float:
         """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
-        logprobs = self._logprobs(rollout, micro_batches(rollout, self.config))
+        logprobs = self._logprobs(rollout, micro_batches(rollout, self.config.grpo, self.config.judges_groups))
         _check_finite(logprobs, rollout)
         return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask))
 

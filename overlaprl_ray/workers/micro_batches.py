@@ -4,29 +4,33 @@ By `micro_batch_size` rows stay in their order. By `micro_batch_tokens` they are
 that a budget too large for memory fails at once), and share a micro-batch with rows like them: less padding. Whatever
 belongs to a row (its gate, its logprobs) goes by the row ids that come with each micro-batch.
 
-    for rows, part in micro_batches(rollout, config):
+    for rows, part in micro_batches(rollout, config.grpo):
         values[rows, : part.logprobs.shape[1]] = score(part)
 """
 
 import torch
 from torch import Tensor
 
-from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config import GRPOConfig
 from overlaprl_ray.rollout import Rollout, rows_of
 
 MicroBatches = list[tuple[Tensor, Rollout]]  # (row ids (b,) int64 into the whole, those rows)
 
 
-def micro_batches(rollout: Rollout, config: ExperimentConfig, rows: Tensor | None = None) -> MicroBatches:
-    """The micro-batches of `rows` (ids (b,) int64, ascending; None = all), each with the padding it needs itself."""
-    grpo = config.grpo
+def micro_batches(
+    rollout: Rollout, grpo: GRPOConfig, whole_groups: bool = False, rows: Tensor | None = None
+) -> MicroBatches:
+    """The micro-batches of `rows` (ids (b,) int64, ascending; None = all), each with the padding it needs itself.
+
+    With `whole_groups` a token budget does not split a group: a rule that judges groups must see its rows together.
+    """
     rows = torch.arange(len(rollout.rewards)) if rows is None else rows
     if not len(rows):
         return []
     if grpo.micro_batch_tokens is None:
         parts = list(rows.split(grpo.micro_batch_size or len(rows)))
     else:
-        parts = _by_tokens(rollout, rows, grpo.micro_batch_tokens, config.judges_groups)
+        parts = _by_tokens(rollout, rows, grpo.micro_batch_tokens, whole_groups)
     return [(part, rows_of(rollout, part)) for part in parts]
 
 
@@ -44,7 +48,7 @@ def padded_tokens(part: Rollout) -> int:
 
 
 def real_tokens(part: Rollout) -> int:
-    """Those of them that are none."""
+    """Non-padding tokens of these rows."""
     return int(part.prompt_mask.sum()) + int(part.completion_mask.sum())
 
 

@@ -38,7 +38,7 @@ class Reference:
         started = time.time()
         logprobs = torch.zeros_like(rollout.logprobs)
         with self.adapter.disable_adapter() if self.adapter else contextlib.nullcontext():
-            for rows, part in micro_batches(rollout, self.config):
+            for rows, part in micro_batches(rollout, self.config.grpo, self.config.judges_groups):
                 values, _ = response_logprobs(self.model, part, self.config.grpo.temperature)
                 logprobs[rows, : values.shape[1]] = values.cpu()
         memory = None if self.adapter else memory_gb(self.model.device)  # the learner's own is told by it

@@ -39,7 +39,7 @@ class Update:
         self.reference = None if reference is None else reference[:, : part.logprobs.shape[1]]
         self.timing = timing(scheduler.config.rule, scheduler.config.granularity)
         computed = rows_with_signal(part) if config.grpo.beta == 0 else torch.arange(len(part.rewards))
-        self.micros: MicroBatches = micro_batches(part, config, computed)
+        self.micros: MicroBatches = micro_batches(part, config.grpo, config.judges_groups, computed)
         idle = torch.ones(len(part.rewards), dtype=torch.bool)
         idle[computed] = False
         self.skipped = idle.nonzero().flatten()  # row ids
