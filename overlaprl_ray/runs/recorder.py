@@ -16,7 +16,7 @@ import yaml
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
-from overlaprl_ray.runs.discard_report import thrown_away
+from overlaprl_ray.runs.discard_report import discard_report
 from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import cut_back, replace_text, writing
 from overlaprl_ray.runs.gantt import draw_gantt
@@ -143,7 +143,7 @@ class Recorder:
             "faults": self.faults,
             "restarts": self.restarts,
             "notices": notices(self.config, self.floor, found["decisions"]),
-            "thrown_away": thrown_away(self.decisions),
+            "thrown_away": discard_report(self.decisions),
             "overlap_fraction": timeline.overlap_fraction,
         }
         with writing(self.folder):
