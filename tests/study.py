@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from overlaprl_ray.config.cli import build_config, merge
-from overlaprl_ray.runs.discard_report import thrown_away
+from overlaprl_ray.runs.discard_report import discard_report
 
 DECISIONS = ("fresh", "stale", "discard")
 
@@ -77,7 +77,7 @@ def summary_of(
         "accuracy_best": max(row["accuracy"] for row in evals),
         "reward_first_10": math.fsum(rewards[:10]) / len(rewards[:10]),
         "reward_last_10": math.fsum(rewards[-10:]) / len(rewards[-10:]),
-        "thrown_away": thrown_away(judged), "steps_per_s": 3.0 + 0.1 * seed, "overlap_fraction": 0.5,
+        "thrown_away": discard_report(judged), "steps_per_s": 3.0 + 0.1 * seed, "overlap_fraction": 0.5,
         "decisions": {name: sum(row["staleness/decision"] == name for row in rows) for name in DECISIONS},
     }  # fmt: skip
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 from conftest import read_jsonl
 
-from overlaprl_ray.runs.discard_report import decisions_table
-from overlaprl_ray.runs.monitoring import dashboard_text
-from overlaprl_ray.runs.telemetry import GAUGES, PHASES, STAGES
+from overlaprl_ray.reports.decisions import decisions_table
+from overlaprl_ray.runs.grafana import dashboard
+from overlaprl_ray.runs.ray_metrics import GAUGES, PHASES, STAGES
 
 ROOT = Path(__file__).parents[1]
 STEPS = 90
@@ -183,7 +183,7 @@ def test_prometheus_has_every_metric_with_its_tags_as_the_run_wrote_it(watched):
         assert tags.items() <= found[0][0].items()
         return found[0][1][-1][1]
 
-    for name, (column, _) in GAUGES.items():
+    for name, column in GAUGES.items():
         values = [row[column] for row in rows if row[column] is not None]
         assert last(name) == pytest.approx(values[-1]), name
     evaluations = read_jsonl(watched.folder / "eval.jsonl")
@@ -245,11 +245,11 @@ def test_grafana_dashboard_is_what_its_schema_version_allows():
 
     assert sdk
     register_default_plugins()  # the types of each kind of panel, and of Prometheus queries
-    board = json.loads(dashboard_text())
+    board = dashboard()
     assert board["schemaVersion"] == Dashboard().schema_version
     understood = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
     assert list(lost(board, understood)) == []
-    spoiled = json.loads(dashboard_text())
+    spoiled = dashboard()
     spoiled["panels"][1]["fieldConfig"]["defaults"]["custom"]["fillOpacty"] = 1
     assert list(lost(spoiled, json.loads(json.dumps(Dashboard.from_json(spoiled), cls=JSONEncoder)))) != []
     identities = [panel["id"] for panel in board["panels"]]
@@ -272,7 +272,7 @@ def lost(before, after, path=""):
 @needs_prometheus
 def test_every_query_of_the_grafana_dashboard_returns_data(watched):
     watched.finish()
-    board = json.loads(dashboard_text())
+    board = dashboard()
     queries = [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]
     assert len(queries) >= 20
     for variable in board["templating"]["list"]:
@@ -281,7 +281,7 @@ def test_every_query_of_the_grafana_dashboard_returns_data(watched):
             queries.append(f"count by ({inner[2]}) ({inner[1]})")
     for query in queries:
         # gauges end with their run, so this looks at the middle of it, as Grafana does over a range
-        expression = query.replace("$run", "demo").replace("$trial", "none|").replace("$window", "1m")
+        expression = query.replace("$run", "demo").replace("$trial", "none|").replace("$__rate_interval", "1m")
         found = watched.query(f"last_over_time(({expression})[10m:5s])")
         assert found, query
         assert any(value == value for _, value in found), f"only NaN: {query}"

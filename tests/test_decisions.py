@@ -1,4 +1,4 @@
-"""What was thrown away, counted against a plain recount; and the notices about thresholds."""
+"""Discarded rows against a plain recount; and the notices about thresholds."""
 
 import json
 
@@ -8,7 +8,8 @@ from conftest import make_rollout, small
 
 from overlaprl_ray.algorithm.rules import DECISIONS
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.runs.discard_report import BINS, decisions_table, thrown_away, tidy
+from overlaprl_ray.reports.decisions import decisions_table, tidy
+from overlaprl_ray.runs.discard_report import BINS, discard_report
 from overlaprl_ray.runs.notices import floor_notice, notices, silence_notice
 from overlaprl_ray.workers.cells import cells_of
 
@@ -47,7 +48,7 @@ def rows_of_file():
 
 
 def test_the_summary_adds_up_and_names_the_seconds_wasted():
-    found = thrown_away(rows_of_file())
+    found = discard_report(rows_of_file())
     assert found["generation_s_wasted"] == pytest.approx(2.0 * 1 / 4 + 1.0)
     assert found["by"]["length"] == [
         {"bin": BINS[0], "fresh": 3, "stale": 0, "discard": 0},
@@ -59,7 +60,7 @@ def test_the_summary_adds_up_and_names_the_seconds_wasted():
     ]
     for trait in found["by"].values():
         assert sum(sum(v for k, v in cell.items() if k != "bin") for cell in trait) == 8
-    assert thrown_away([]) == {
+    assert discard_report([]) == {
         "generation_s_wasted": 0.0,
         "by": {k: [] for k in ("length", "reward", "difficulty", "lag")},
     }

@@ -15,9 +15,10 @@ from conftest import read_jsonl, small
 from study import modes, rows_of, write_run, write_sweep
 
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.reports.decisions import decisions_table
 from overlaprl_ray.reports.loading import load, load_or_explain, save
 from overlaprl_ray.reports.run_files import BINS, TRAITS
-from overlaprl_ray.runs import discard_report as decisions
+from overlaprl_ray.runs import discard_report
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +55,9 @@ def test_a_real_run_as_its_files_have_it(real):
 
 
 def test_decisions_of_a_real_run(real, tmp_path):
-    counted = decisions.decisions_table(real)
+    counted = decisions_table(real)
     results = load(real)
-    assert BINS == decisions.BINS
+    assert BINS == discard_report.BINS
     for trait in TRAITS:
         names = counted[trait].map(str) if trait == "lag" else counted[trait].map(dict(enumerate(BINS)))
         expected = counted.groupby([names, "decision"])["rows"].sum()

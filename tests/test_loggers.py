@@ -11,7 +11,7 @@ import yaml
 from conftest import read_jsonl, small
 
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.runs.loggers import TAG_PREFIX, RunLoggers, TensorBoard, check_loggers, numbers
+from overlaprl_ray.runs.loggers import TAG_PREFIX, RunLoggers, check_loggers, numbers, tensorboard
 from overlaprl_ray.runtime.train import train
 from overlaprl_ray.workers.metrics import Evaluation
 
@@ -75,13 +75,13 @@ def test_a_sweep_of_ten_trials_has_the_same_tags_and_a_short_clean_log(cache, tm
 
 
 def test_a_resumed_run_replaces_the_steps_it_does_again(tmp_path):
-    first = TensorBoard(tmp_path)
+    first = tensorboard(tmp_path)
     for step in (1, 2, 3, 4):
-        first.step({"step": step, "reward": float(step), "loss": None, "staleness/decision": "fresh"}, (), 0)
+        first.write({"step": step, "reward": float(step), "loss": None, "staleness/decision": "fresh"}, step)
     first.close()
-    second = TensorBoard(tmp_path, before={"step": 2})
+    second = tensorboard(tmp_path, before={"step": 2})
     for step in (3, 4, 5):
-        second.step({"step": step, "reward": 10.0 * step}, (), 0)
+        second.write({"step": step, "reward": 10.0 * step}, step)
     second.close()
     assert events(tmp_path)["ray/tune/reward"] == {1: 1.0, 2: 2.0, 3: 30.0, 4: 40.0, 5: 50.0}
 

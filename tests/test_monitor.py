@@ -14,7 +14,8 @@ from types import SimpleNamespace
 import pytest
 
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.runs.monitoring import dashboard_text, greeting, provision, session_latest, watch
+from overlaprl_ray.runs.grafana import dashboard
+from overlaprl_ray.runs.monitoring import greeting, provision, session_latest, watch
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"
@@ -48,8 +49,8 @@ def test_the_dashboard_is_laid_where_rays_grafana_looks(tmp_path):
     session = a_session(tmp_path / "s", "ray")
     path = provision(session)
     assert path == session / "metrics" / "grafana" / "dashboards" / "overlaprl.json"
-    assert path.read_text(encoding="utf-8") == dashboard_text()
-    assert json.loads(dashboard_text())["uid"] == "overlaprlRay"
+    assert json.loads(path.read_text(encoding="utf-8")) == dashboard()
+    assert dashboard()["uid"] == "overlaprlRay"
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     assert provision(tmp_path / "none") is None  # a Ray without dashboard, or on another machine
 

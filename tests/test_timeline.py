@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaprl_ray.runs.gantt import draw_gantt, draw_gantts, window
+from overlaprl_ray.runs.gantt import draw_gantt, figure_of, window
 from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, load_trace, overlap_fraction, write_trace
 
 
@@ -159,7 +159,7 @@ def test_pictures(tmp_path, reference):
     decisions = ["fresh"] * 8 + ["stale", "discard"] + ["fresh"] * 10
     one = timeline(spans, decisions=decisions, evaluations=[EvaluationSpan(10, 9, (1010.81, 1010.99))])
     draw_gantt(tmp_path / "one.png", one)
-    draw_gantts(tmp_path / "two.png", {"sync": timeline(serial(20), "sync", 0), "overlap": one})
+    figure_of({"sync": timeline(serial(20), "sync", 0), "overlap": one}).savefig(tmp_path / "two.png")
     from matplotlib.image import imread
 
     single, double = imread(tmp_path / "one.png"), imread(tmp_path / "two.png")

@@ -1,18 +1,13 @@
-"""What was thrown away: who was fresh, stale or discarded, by length, reward, difficulty and lag.
+"""What a run did not learn from: fresh, stale and discarded rows by length, reward, difficulty and lag.
 
-A rule that discards selects. Long completions drift more, hard prompts have other lengths than easy ones: these counts
-show what a run did not learn from. A step's cells lie in decisions.jsonl, their sums in summary.json.
+A rule that discards also selects: long completions drift more, and hard prompts differ in length from easy ones.
 
-    decisions_table("runs/x").groupby(["length", "decision"])["rows"].sum()
+    discard_report(rows)["by"]["length"]    # rows of decisions.jsonl; the same is in summary.json as `thrown_away`
 """
 
-import json
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any
-
-import pandas as pd
 
 from overlaprl_ray.algorithm.rules import DECISIONS
 from overlaprl_ray.workers.cells import TRAITS
@@ -20,39 +15,25 @@ from overlaprl_ray.workers.cells import TRAITS
 BINS = ("0-25 %", "25-50 %", "50-75 %", "75-100 %")
 
 
-def tidy(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:
-    """Rows of decisions.jsonl, one per cell: step, lag, length, reward, difficulty (bin 0 to 3), decision, rows."""
-    columns = ["step", "lag", *TRAITS, "decision", "rows"]
-    return pd.DataFrame([(row["step"], row["lag"], *cell) for row in rows for cell in row["cells"]], columns=columns)
-
-
-def decisions_table(folder: str | Path) -> pd.DataFrame:
-    """The `tidy` table of a run's folder."""
-    lines = (Path(folder) / "decisions.jsonl").read_text(encoding="utf-8").splitlines()
-    return tidy(json.loads(line) for line in lines)
-
-
-def thrown_away(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Summary of rows of decisions.jsonl: counts by each trait's bin and by lag, and seconds of generation wasted.
+def discard_report(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts by each trait's bin and by lag, and the seconds of generation wasted.
 
     A batch's seconds count by the share of its rows that was discarded.
     """
-    counts: dict[str, dict[str, Counter[str]]] = {name: {} for name in (*TRAITS, "lag")}
+    counts: dict[str, Counter[tuple[int, str]]] = {name: Counter() for name in (*TRAITS, "lag")}
     wasted = 0.0
     for row in rows:
         total = sum(cell[-1] for cell in row["cells"])
         discarded = sum(cell[-1] for cell in row["cells"] if cell[-2] == "discard")
         wasted += row["generate_s"] * discarded / max(total, 1)
-        for cell in row["cells"]:
-            names = [*(BINS[index] for index in cell[:3]), str(row["lag"])]
-            for trait, name in zip(counts, names, strict=True):
-                counts[trait].setdefault(name, Counter())[cell[-2]] += cell[-1]
+        for *bins, decision, count in row["cells"]:
+            for name, place in zip(counts, [*bins, row["lag"]], strict=True):
+                counts[name][place, decision] += count
+    return {"generation_s_wasted": wasted, "by": {name: _table(name, found) for name, found in counts.items()}}
 
-    def order(name: str) -> float:
-        return BINS.index(name) if name in BINS else float(name)
 
-    by = {
-        trait: [{"bin": name, **{kind: found[name][kind] for kind in DECISIONS}} for name in sorted(found, key=order)]
-        for trait, found in counts.items()
-    }
-    return {"generation_s_wasted": wasted, "by": by}
+def _table(name: str, counts: Counter[tuple[int, str]]) -> list[dict[str, Any]]:
+    """A row per bin that occurs, in order."""
+    bins = sorted({place for place, _ in counts})
+    label = str if name == "lag" else BINS.__getitem__
+    return [{"bin": label(place), **{kind: counts[place, kind] for kind in DECISIONS}} for place in bins]

@@ -1,13 +1,13 @@
-"""A few steps of a run as bars, one lane per actor: who worked when, on which batch, with whose weights.
+"""A few steps of a run as bars, one lane per actor: who worked when, on which batch, with which weights.
 
-Only a few steps fit a picture that explains itself; the whole run is in the trace that it is drawn from.
+The whole run is in timeline.json, from which this draws.
 
     draw_gantt("zoom.png", load_trace("a/timeline.json"), first_step=40, last_step=46)
-    draw_gantts("modes.png", {"sync": load_trace("a/timeline.json"), "overlap": load_trace("b/timeline.json")})
+    figure_of({"sync": load_trace("a/timeline.json"), "overlap": load_trace("b/timeline.json")}).savefig("modes.png")
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,19 +17,18 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 WINDOW = 12  # steps in a picture: few enough to follow one batch by eye
+WIDTH_IN, LANES_IN, CHARACTER_IN = 13.0, 11.0, 0.072  # inches: figure, lanes, one character of a label
 
-# Okabe and Ito's colours, which colour-blind people tell apart; the text colour is the one that is readable on each.
-COLOURS = {"load": "#4D4D4D", "generate": "#0072B2", "reference": "#E69F00", "train": "#009E73", "evaluate": "#F3DCE9"}
-INK = {"generate": "white", "reference": "black", "train": "white", "evaluate": "#7A2E5B"}
-IDLE, FRAME = "#E9E9E6", "#333333"
-LEGEND = {
-    "generate": "generate (7 ← w5: batch 7, with the weights after step 5)",
-    "load": "take over weights",
-    "reference": "score with the reference",
-    "train": "judge and train",
-    "evaluate": "held-out evaluation",
+# colour, colour of the text on it, legend; Okabe and Ito's colours, which colour-blind people tell apart
+KINDS = {
+    "generate": ("#0072B2", "white", "generate (7 ← w5: batch 7, with the weights after step 5)"),
+    "load": ("#4D4D4D", "white", "load weights"),
+    "reference": ("#E69F00", "black", "score with the reference"),
+    "train": ("#009E73", "white", "judge and train"),
+    "discard": ("#B5E2D5", "black", "judged, then discarded"),
+    "evaluate": ("#CC79A7", "black", "held-out evaluation"),
+    "idle": ("#E9E9E6", "black", "idle"),
 }
-LEFT_IN, RIGHT_IN, TOP_IN, FOOT_IN, LANE_IN, GAP_IN = 0.95, 0.95, 0.36, 0.95, 0.42, 0.3  # inches
 
 
 def draw_gantt(
@@ -37,13 +36,6 @@ def draw_gantt(
 ) -> None:
     """Draw a window of steps (default: the first dozen after warm-up) as a PNG. Raises `ValueError` without steps."""
     figure_of({"": timeline}, first_step, last_step).savefig(path)
-
-
-def draw_gantts(
-    path: str | Path, timelines: Mapping[str, Timeline], first_step: int | None = None, last_step: int | None = None
-) -> None:
-    """Draw several runs under one another, the same steps on the same time scale, so that the shorter one shows."""
-    figure_of(timelines, first_step, last_step).savefig(path)
 
 
 def window(timeline: Timeline, first_step: int | None = None, last_step: int | None = None) -> tuple[int, int, Span]:
@@ -65,150 +57,65 @@ def window(timeline: Timeline, first_step: int | None = None, last_step: int | N
 def figure_of(
     timelines: Mapping[str, Timeline], first_step: int | None = None, last_step: int | None = None
 ) -> "Figure":
-    """The picture itself; a single timeline may have the empty name, and then keeps its own clock."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure  # no pyplot: it keeps state that threads would share
+    """One panel per run, all on the same time scale, so that the faster run is the shorter one."""
+    from matplotlib.figure import Figure  # no pyplot: threads would share its state
+    from matplotlib.patches import Patch
 
-    windows = {name: window(timeline, first_step, last_step) for name, timeline in timelines.items()}
-    longest = max(end - start for _, _, (start, end) in windows.values())
-    lanes = {name: _lanes(timeline) for name, timeline in timelines.items()}
-    width = 13.0
-    heights = [LANE_IN * len(lanes[name]) for name in timelines]
-    height = sum(heights) + len(heights) * TOP_IN + (len(heights) - 1) * GAP_IN + FOOT_IN
-    figure = Figure(figsize=(width, height), dpi=150, facecolor="white")
-    FigureCanvasAgg(figure)
-    top = height
-    for panel, (name, timeline) in enumerate(timelines.items()):
-        top -= TOP_IN + heights[panel]
-        box = (LEFT_IN / width, top / height, 1 - (LEFT_IN + RIGHT_IN) / width, heights[panel] / height)
-        axes = figure.add_axes(box)
-        _panel(axes, timeline, lanes[name], windows[name], longest, single=len(timelines) == 1)
-        _title(axes, name, timeline, windows[name])
-        top -= GAP_IN
-        if panel < len(timelines) - 1:
-            axes.tick_params(bottom=False, labelbottom=False)  # the last panel's scale is everybody's
-            axes.spines["bottom"].set_visible(False)
-    axes.set_xlabel("seconds since the run started" if len(timelines) == 1 else "seconds, from the same step on")
-    _legend(figure, timelines, windows)
+    windows = [window(timeline, first_step, last_step) for timeline in timelines.values()]
+    longest = max(end - start for _, _, (start, end) in windows)
+    figure = Figure(figsize=(WIDTH_IN, 0.8 + 1.7 * len(timelines)), dpi=150, layout="constrained")
+    panels = figure.subplots(len(timelines), squeeze=False)[:, 0]
+    seen = {"idle"}
+    for axes, (name, timeline), (first, last, span) in zip(panels, timelines.items(), windows, strict=True):
+        seen |= _panel(axes, timeline, span, longest)
+        run = timeline.mode if name in ("", timeline.mode) else f"{name} ({timeline.mode})"
+        share = timeline.overlap_fraction
+        overlap = "" if share is None else f": a later batch is generated during {share:.0%} of training steps"
+        axes.set_title(f"{run}, lag {timeline.lag}{overlap}", loc="left", fontweight="bold")
+        axes.set_title(f"steps {first} to {last} in {span[1] - span[0]:.2f} s", loc="right", fontsize=10)
+    axes.set_xlabel("seconds from the start of the first step shown")
+    handles = [Patch(color=colour, label=text) for kind, (colour, _, text) in KINDS.items() if kind in seen]
+    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "handlelength": 1.2, "columnspacing": 1.2}
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), **look)
     return figure
 
 
-def _lanes(timeline: Timeline) -> list[str]:
-    """The actors there were, first at the top; without a reference model two."""
-    used = {LANES[stage] for step in timeline.steps for stage in step.spans}
-    return [lane for lane in dict.fromkeys(LANES.values()) if lane in used]
-
-
-@dataclass(frozen=True)
-class _Bar:
-    """One bar within the window; `labels` from long to short, `batch` None for an evaluation."""
-
-    stage: str
-    span: Span
-    labels: list[str]
-    batch: int | None
-    discarded: bool = False
-
-
-def _bars(timeline: Timeline, view: Span) -> list[_Bar]:
-    """All there is to see in a span of time, whichever step it belongs to."""
-    bars = []
+def _bars(timeline: Timeline) -> Iterator[tuple[str, str, Span, list[str]]]:
+    """(lane, kind, span, labels from long to short) of everything that an actor did."""
     for step in timeline.steps:
         for stage, span in step.spans.items():
-            gone = stage == "train" and step.decision == "discard"
-            labels = [] if stage == "load" else [str(step.step)]
+            kind, labels = stage, [str(step.step)]
             if stage == "generate":
-                labels.insert(0, f"{step.step} ← w{step.weights_step}")
-            if gone:
-                labels[:0] = [f"{step.step} discarded", f"{step.step} ×"]
-            bars.append(_Bar(stage, span, labels, step.step, gone))
+                labels = [f"{step.step} ← w{step.weights_step}", *labels]
+            elif stage == "train" and step.decision == "discard":
+                kind, labels = "discard", [f"{step.step} discarded", f"{step.step} ×", *labels]
+            yield LANES[stage], kind, span, [] if stage == "load" else labels
     for done in timeline.evaluations:
-        bars.append(_Bar("evaluate", done.span, [f"evaluate w{done.step}", f"w{done.step}"], None))
-    clipped = [replace(bar, span=(max(bar.span[0], view[0]), min(bar.span[1], view[1]))) for bar in bars]
-    return [bar for bar in clipped if bar.span[1] > bar.span[0]]
+        yield LANES["evaluate"], "evaluate", done.span, [f"evaluate w{done.step}", f"w{done.step}"]
 
 
-def _panel(
-    axes: Any, timeline: Timeline, lanes: list[str], shown: tuple[int, int, Span], seconds: float, single: bool
-) -> None:
-    first, last, (start, end) = shown
-    zero = timeline.started if single else start
-    axes.set_xlim(start - zero, start - zero + seconds)
-    axes.set_ylim(len(lanes) - 0.5, -0.5)
-    axes.set_yticks(range(len(lanes)), lanes, fontsize=10)
-    axes.tick_params(left=False, labelsize=9)
+def _panel(axes: Any, timeline: Timeline, view: Span, seconds: float) -> set[str]:
+    """Draw what lies within a span of time, on an axis of so many seconds; returns the kinds of bars drawn."""
+    start, end = view
+    used = {LANES[stage] for step in timeline.steps for stage in step.spans}
+    lanes = [lane for lane in dict.fromkeys(LANES.values()) if lane in used]
+    axes.barh(lanes, end - start, color=KINDS["idle"][0])
+    busy, seen = Counter[str](), set()
+    for lane, kind, span, labels in _bars(timeline):
+        left, right = max(span[0], start) - start, min(span[1], end) - start
+        if right <= left:
+            continue
+        seen.add(kind)
+        busy[lane] += 0.0 if kind == "evaluate" else right - left
+        colour, ink, _ = KINDS[kind]
+        axes.barh(lane, right - left, left=left, color=colour, edgecolor="white")
+        room = (right - left) / seconds * LANES_IN
+        label = next((label for label in labels if len(label) * CHARACTER_IN < room), "")
+        axes.text((left + right) / 2, lane, label, ha="center", va="center", fontsize=8, color=ink)
+    for lane in lanes:
+        axes.text(end - start, lane, f" {min(1.0, busy[lane] / (end - start)):.0%} busy", va="center", fontsize=9)
+    axes.set_xlim(0, seconds)
+    axes.invert_yaxis()
+    axes.tick_params(left=False)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    bars = _bars(timeline, (start, end))
-    for row, lane in enumerate(lanes):
-        axes.barh(row, end - start, left=start - zero, height=0.8, color=IDLE, zorder=1)
-        busy = sum(b.span[1] - b.span[0] for b in bars if LANES[b.stage] == lane and b.stage != "evaluate")
-        share = f" {min(1.0, busy / (end - start)):.0%} busy"
-        axes.text(end - zero, row, share, va="center", ha="left", fontsize=9, color=FRAME)
-    for bar in bars:
-        row, (left, right) = lanes.index(LANES[bar.stage]), (bar.span[0] - zero, bar.span[1] - zero)
-        axes.barh(row, right - left, left=left, height=0.8, zorder=2, **_look(bar.stage, bar.discarded))
-        _label(axes, (left, right), row, bar.labels, FRAME if bar.discarded else INK.get(bar.stage, "white"))
-    _follow(axes, timeline, lanes, (first + last) // 2, zero)
-
-
-def _look(stage: str, discarded: bool = False) -> dict[str, Any]:
-    if stage == "evaluate":
-        return {"facecolor": COLOURS[stage], "edgecolor": "#CC79A7", "linewidth": 0.6, "hatch": "////"}
-    if discarded:
-        return {"facecolor": "white", "edgecolor": COLOURS[stage], "linewidth": 1.2}
-    return {"facecolor": COLOURS[stage], "edgecolor": "white", "linewidth": 0.0 if stage == "load" else 0.6}
-
-
-def _follow(axes: Any, timeline: Timeline, lanes: list[str], batch: int, zero: float) -> None:
-    """Outline one batch from its generation to its training, and join its bars with arrows."""
-    spans = timeline.steps[batch - 1].spans
-    stages = [stage for stage in ("generate", "reference", "train") if stage in spans]
-    for row, stage in enumerate(stages):
-        start, end = spans[stage]
-        axes.barh(
-            row, end - start, left=start - zero, height=0.8, zorder=4, facecolor="none", edgecolor="black", lw=1.6
-        )
-        if row:
-            before = spans[stages[row - 1]][1]
-            arrow = {"arrowstyle": "-|>", "lw": 1.2, "color": "black", "shrinkA": 0, "shrinkB": 0, "mutation_scale": 8}
-            tip, tail = (start - zero, row - 0.4), (before - zero, row - 0.6)
-            axes.annotate("", xy=tip, xytext=tail, arrowprops=arrow, zorder=5)
-
-
-def _label(axes: Any, span: Span, row: int, labels: list[str], colour: str) -> None:
-    """The longest of the labels that fits its bar, or none."""
-    renderer = axes.figure.canvas.get_renderer()
-    left, right = (axes.transData.transform((x, 0))[0] for x in span)
-    for label in labels:
-        text = axes.text(sum(span) / 2, row, label, ha="center", va="center", fontsize=8, color=colour, zorder=3)
-        if text.get_window_extent(renderer).width < right - left - 4:
-            return
-        text.remove()
-
-
-def _title(axes: Any, name: str, timeline: Timeline, shown: tuple[int, int, Span]) -> None:
-    first, last, (start, end) = shown
-    what = timeline.mode if name in ("", timeline.mode) else f"{name} ({timeline.mode})"
-    share = timeline.overlap_fraction
-    overlap = "" if share is None else f": a later batch is generated during {share:.0%} of training steps"
-    axes.set_title(f"{what}, lag {timeline.lag}{overlap}", loc="left", fontsize=12, fontweight="bold", color=FRAME)
-    rate = f"steps {first} to {last} in {end - start:.2f} s"
-    axes.set_title(rate, loc="right", fontsize=10, color=FRAME)
-
-
-def _legend(figure: Any, timelines: Mapping[str, Timeline], windows: Mapping[str, tuple[int, int, Span]]) -> None:
-    """Only what can be seen in some panel, and what the shade between the bars means."""
-    from matplotlib.patches import Patch
-
-    bars = [bar for name, timeline in timelines.items() for bar in _bars(timeline, windows[name][2])]
-    handles = []
-    for stage, text in LEGEND.items():
-        if any(bar.stage == stage for bar in bars):
-            handles.append(Patch(label=text, **_look(stage)))
-    if any(bar.discarded for bar in bars):
-        handles.append(Patch(label="judged, then discarded", **_look("train", discarded=True)))
-    handles.append(Patch(facecolor="none", edgecolor="black", linewidth=1.6, label="one batch, followed"))
-    handles.append(Patch(facecolor=IDLE, label="idle"))
-    columns = len(handles) if len(handles) < 8 else 4
-    look: dict[str, Any] = {"frameon": False, "fontsize": 9, "handlelength": 1.2, "columnspacing": 1.4}
-    figure.legend(handles=handles, loc="lower center", ncols=columns, **look)
+    return seen

@@ -1,4 +1,4 @@
-"""A run's folder, and the rows in it: written as they happen, so that a run cut short is still readable.
+"""Writes a run's folder, each row as it happens, so that a run cut short can still be read.
 
 recorder = Recorder(folder, config, cores=2)
 recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status="done")
@@ -16,7 +16,7 @@ import yaml
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
-from overlaprl_ray.runs.discard_report import thrown_away
+from overlaprl_ray.runs.discard_report import discard_report
 from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import cut_back, replace_text, writing
 from overlaprl_ray.runs.gantt import draw_gantt
@@ -25,12 +25,10 @@ from overlaprl_ray.runs.summary import WARM_UP, summarize
 from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
 from overlaprl_ray.workers.metrics import Evaluation, StepResult
 
-TIME_FIELDS = ("wall_s", "tokens_per_s")  # and all under time/ and memory/: what differs between equal runs
-
 
 def is_time_field(name: str) -> bool:
     """Whether a metric depends on the clock or the machine's state, and so may differ between equal runs."""
-    return name in TIME_FIELDS or name.startswith(("time/", "memory/"))
+    return name in ("wall_s", "tokens_per_s") or name.startswith(("time/", "memory/"))
 
 
 def default_folder(config: ExperimentConfig) -> Path:
@@ -43,7 +41,7 @@ class Recorder:
     """Turns step results into rows with times, and writes everything but the model."""
 
     def __init__(self, folder: Path, config: ExperimentConfig, cores: int | None, resume_from: int | None = None):
-        """`resume_from`: the step whose checkpoint a run in this folder goes on from; its files are cut back to it."""
+        """`resume_from`: the step whose checkpoint this run continues from; the folder's files are cut back to it."""
         self.folder, self.config, self.cores = folder, config, cores
         self.started = time.time()
         self.rows: list[dict[str, Any]] = []
@@ -51,51 +49,45 @@ class Recorder:
         self.decisions: list[dict[str, Any]] = []
         self.spans: list[StepSpans] = []
         self.floor: float | None = None
-        self.faults = 0
-        self.restarts = 0
+        self.faults = self.restarts = 0
+        settings = config.model_dump(mode="json")
+        settings["output"]["dir"] = None  # so that the file can be given to a new run as it is
         with writing(folder):
             if resume_from is None:
-                self._claim()
+                self._claim(yaml.safe_dump(settings, sort_keys=False))
             else:
-                self._go_on(resume_from)
+                replace_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))  # num_steps may differ
+                self._cut_back(resume_from)
 
-    def _claim(self) -> None:
+    def _claim(self, settings: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
             with (self.folder / "config.yaml").open("x", encoding="utf-8") as file:
-                file.write(self._settings())
+                file.write(settings)
         except FileExistsError:
-            raise RunError(f"output.dir = '{self.folder}': another run took it meanwhile; give a new folder") from None
+            raise RunError(f"output.dir = '{self.folder}': another run has just taken it; give a new folder") from None
         (self.folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
 
-    def _go_on(self, step: int) -> None:
-        replace_text(self.folder / "config.yaml", self._settings())  # with what may differ, as the number of steps
-        (self.folder / "summary.json").unlink(missing_ok=True)  # it speaks of the interrupted run
+    def _cut_back(self, step: int) -> None:
+        (self.folder / "summary.json").unlink(missing_ok=True)  # of the interrupted run
         self.rows = cut_back(self.folder / "metrics.jsonl", step)
         self.decisions = cut_back(self.folder / "decisions.jsonl", step)
         cut_back(self.folder / "completions.jsonl", step)
         cut_back(self.folder / "faults.jsonl", step)
         if [row["step"] for row in self.rows] != list(range(1, step + 1)):
             raise RunError(f"'{self.folder}/metrics.jsonl' lacks rows up to step {step}; the run cannot be resumed")
-        # the policy after this very step is evaluated again: the run may have been cut between the two
+        # this very step is evaluated again: the run may have ended before its evaluation
         past = cut_back(self.folder / "eval.jsonl", step - 1)
-        self.evaluations = [Evaluation(e["step"], e["version"], e["accuracy"], e["n"], (0.0, 0.0)) for e in past]
+        self.evaluations = [Evaluation(**row, span=(0.0, 0.0)) for row in past]
         self.faults = sum(row["faults"] for row in self.rows)
         if self.rows:
             self.started -= self.rows[-1]["wall_s"]
 
-    def _settings(self) -> str:
-        """The configuration but for the folder it lies in, so that the file can be given again as it is."""
-        settings = self.config.model_dump(mode="json")
-        settings["output"]["dir"] = None
-        return yaml.safe_dump(settings, sort_keys=False)
-
     def step(self, result: StepResult) -> dict[str, Any]:
         """Complete a step's row with totals and times, and write it; returns the row."""
         last = self.rows[-1] if self.rows else {"tokens": 0, "samples": 0}
-        metrics = dict(result.metrics)
+        metrics, times = dict(result.metrics), self._times(result.spans)
         tokens = metrics.pop("tokens")
-        times = self._times(result.spans)
         row = {
             "step": metrics.pop("step"),
             "version": metrics.pop("version"),
@@ -107,25 +99,19 @@ class Recorder:
             "tokens_per_s": tokens / times["time/step"] if times["time/step"] > 0 else None,
             **{f"memory/{actor}_gb": value for actor, value in result.memory_gb.items()},
         }
+        step, seconds = row["step"], times["time/generate"]
+        decisions = {"step": step, "lag": row["staleness/lag"], "generate_s": seconds, "cells": result.cells}
         self.rows.append(row)
-        decision = row["staleness/decision"]
-        self.spans.append(StepSpans(row["step"], result.weights_step, row["version"], decision, result.spans))
+        self.decisions.append(decisions)
+        self.spans.append(StepSpans(step, result.weights_step, row["version"], row["staleness/decision"], result.spans))
         self.floor = result.floor
         self._append("metrics.jsonl", row)
-        self.decisions.append(
-            {
-                "step": row["step"],
-                "lag": row["staleness/lag"],
-                "generate_s": row["time/generate"],
-                "cells": result.cells,
-            }
-        )
-        self._append("decisions.jsonl", self.decisions[-1])
+        self._append("decisions.jsonl", decisions)
         for sample in result.samples:
             self._append("completions.jsonl", sample)
         if result.fault:
             self.faults += 1
-            self._append("faults.jsonl", {"step": row["step"], "fault": result.fault})
+            self._append("faults.jsonl", {"step": step, "fault": result.fault})
         return row
 
     def evaluation(self, done: Evaluation) -> None:
@@ -136,56 +122,44 @@ class Recorder:
 
     def summary(self, status: str) -> dict[str, Any]:
         """Write summary.json and the timeline; returns the summary."""
-        found = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status, self.cores)
-        timeline = self._timeline()
-        found |= {
+        result = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status, self.cores)
+        evaluations = [EvaluationSpan(e.step, e.version, e.span) for e in self.evaluations if e.span[1] > self.started]
+        mode, lag, seed = self.config.pipeline.mode, self.config.lag, self.config.seed
+        timeline = Timeline(mode, lag, seed, WARM_UP, self.started, self.spans, evaluations)
+        result |= {
             "staleness_floor": self.floor,
             "faults": self.faults,
             "restarts": self.restarts,
-            "notices": notices(self.config, self.floor, found["decisions"]),
-            "thrown_away": thrown_away(self.decisions),
+            "notices": notices(self.config, self.floor, result["decisions"]),
+            "thrown_away": discard_report(self.decisions),
             "overlap_fraction": timeline.overlap_fraction,
         }
         with writing(self.folder):
             if timeline.steps:
                 write_trace(self.folder / "timeline.json", timeline)
                 draw_gantt(self.folder / "timeline.png", timeline)
-            replace_text(self.folder / "summary.json", json.dumps(found, indent=2, allow_nan=False) + "\n")
-        return found
-
-    def _timeline(self) -> Timeline:
-        return Timeline(
-            mode=self.config.pipeline.mode,
-            lag=self.config.lag,
-            seed=self.config.seed,
-            warm_up=WARM_UP,
-            started=self.started,
-            steps=self.spans,
-            evaluations=[
-                EvaluationSpan(e.step, e.version, e.span) for e in self.evaluations if e.span[1] > self.started
-            ],
-        )
+            replace_text(self.folder / "summary.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
+        return result
 
     def _times(self, spans: dict[str, Span]) -> dict[str, Any]:
         """Seconds of each stage, waits between them, and the step's own time with evaluations taken out."""
         before = self.spans[-1].spans if self.spans else None
-        idle_from = before["train"][1] if before else spans["load"][0]
-        evaluated = [e.span for e in self.evaluations]
-        waited = _overlap((idle_from, spans["train"][0]), evaluated)  # the learner stood still for an evaluation
-        generator_from = before["generate"][1] if before else spans["load"][0]
-        generator_gap = (generator_from, spans["load"][0])
-        reference = spans.get("reference")
+        learner_gap = (before["train"][1] if before else spans["load"][0], spans["train"][0])
+        generator_gap = (before["generate"][1] if before else spans["load"][0], spans["load"][0])
+        evaluated = [evaluation.span for evaluation in self.evaluations]
+        paused = _overlap(learner_gap, evaluated)  # the learner had to wait for an evaluation
         return {
             "time/generate": _length(spans["generate"]),
-            "time/reference": _length(reference) if reference else None,
+            "time/reference": _length(spans["reference"]) if "reference" in spans else None,
             "time/train": _length(spans["train"]),
             "time/weights": _length(spans["load"]),
-            "time/learner_wait": max(0.0, spans["train"][0] - idle_from - waited),
+            "time/learner_wait": max(0.0, _length(learner_gap) - paused),
             "time/generator_wait": max(0.0, _length(generator_gap) - _overlap(generator_gap, evaluated)),
-            "time/step": spans["train"][1] - idle_from - waited,
+            "time/step": spans["train"][1] - learner_gap[0] - paused,
         }
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
+        # JSON has neither NaN nor infinity
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with writing(self.folder), (self.folder / name).open("a", encoding="utf-8") as file:
             file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")

@@ -1,4 +1,4 @@
-"""What a finished run amounts to, computed from its rows.
+"""A run in one record, computed from its rows.
 
 summarize(config, rows, evaluations, wall_s=61.2, status="done", cores=2)["accuracy_final"]
 """
@@ -10,21 +10,15 @@ from typing import Any
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.workers.metrics import Evaluation
 
-WARM_UP = 5  # steps left out of speeds: first calls allocate, compile kernels and fill the pipeline
+WARM_UP = 5  # steps left out of speeds: the first ones allocate, compile kernels and fill the pipeline
 STAGES = ("generate", "reference", "train", "weights")
 
 
-def stage_means(rows: list[dict[str, Any]]) -> dict[str, float]:
-    """Mean seconds of each stage over the steps after warm-up (all steps of a run shorter than that)."""
-    steady = rows[WARM_UP:] or rows
-    return {stage: fmean(row[f"time/{stage}"] or 0.0 for row in steady) for stage in STAGES}
-
-
 def bounds(stages: dict[str, float], mode: str, lag: int, cores: int | None) -> dict[str, float]:
-    """Seconds a steady step takes at least: `serial` one stage after another, `bound` with perfect overlap.
+    """The least seconds that a steady step takes: `serial` one stage after another, `bound` with perfect overlap.
 
     Batch k+1 cannot start before step k-lag is done, hence serial / (lag + 1). `cores` is how many stages a CPU can
-    hold at once, None on a GPU, where the figure means "no contention" rather than a physical limit.
+    run at once; None on a GPU, where `bound` assumes no contention and is no physical limit.
     """
     serial = sum(stages.values())
     learner = stages["train"] + (0.0 if mode == "overlap" else stages["reference"])
@@ -41,12 +35,12 @@ def summarize(
     status: str,
     cores: int | None,
 ) -> dict[str, Any]:
-    """summary.json; a field that the run did not get to is None. `cores` as in `bounds`."""
+    """summary.json; what the run did not reach is None. `cores` as in `bounds`."""
     accuracies = [evaluation.accuracy for evaluation in evaluations]
     steady = rows[WARM_UP:] or rows
     seconds = sum(row["time/step"] for row in steady)
+    stages = {stage: fmean(row[f"time/{stage}"] or 0.0 for row in steady) for stage in STAGES} if rows else None
     decisions = Counter(row["staleness/decision"] for row in rows)
-    stages = stage_means(rows) if rows else None
     kls = [row["staleness/kl"] for row in rows if row["staleness/kl"] is not None]
     return {
         "status": status,
@@ -66,7 +60,7 @@ def summarize(
         "samples": rows[-1]["samples"] if rows else 0,
         "wall_s": wall_s,
         "stages_s": stages,
-        **({} if stages is None else bounds(stages, config.pipeline.mode, config.lag, cores)),
+        **(bounds(stages, config.pipeline.mode, config.lag, cores) if stages else {}),
         "decisions": {name: decisions[name] for name in ("fresh", "stale", "discard")},
         "staleness_kl_mean": fmean(kls) if kls else None,
         "staleness_kl_max": max(kls, default=None),

@@ -1,18 +1,18 @@
-"""When each actor did what: overlap as a number, and a trace file. Knows no Ray; watching/gantt.py draws the picture.
+"""When each actor did what: the overlap as a number, and a trace file. gantt.py draws the picture.
 
-The trace is Chrome's format: open a run's timeline.json in https://ui.perfetto.dev, or read it back here.
+The trace has Chrome's format: open a run's timeline.json in https://ui.perfetto.dev, or read it back here.
 
     load_trace("runs/demo/timeline.json").overlap_fraction
 """
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-Span = tuple[float, float]  # (start, end), seconds of the clock that time.time() reads
+from overlaprl_ray.rollout import Span
+from overlaprl_ray.runs.files import replace_text
 
 LANES = {"load": "generator", "generate": "generator", "evaluate": "generator", "reference": "reference",
          "train": "learner"}  # fmt: skip
@@ -31,7 +31,7 @@ class StepSpans:
 
 @dataclass(frozen=True)
 class EvaluationSpan:
-    """A held-out evaluation of the policy after a step; the generator does it between two batches."""
+    """A held-out evaluation of the policy after a step, between two batches of the generator."""
 
     step: int
     version: int
@@ -40,12 +40,12 @@ class EvaluationSpan:
 
 @dataclass(frozen=True)
 class Timeline:
-    """A run's spans, and what a picture of them has to say about the run."""
+    """A run's spans, and what identifies the run."""
 
     mode: str
     lag: int
     seed: int
-    warm_up: int  # steps that the figures leave out
+    warm_up: int  # steps left out of figures
     started: float  # the run's zero, seconds
     steps: Sequence[StepSpans]
     evaluations: Sequence[EvaluationSpan] = ()
@@ -59,9 +59,8 @@ class Timeline:
 def overlap_fraction(spans: Sequence[Mapping[str, Span]], warm_up: int) -> float | None:
     """Share of the steps after warm-up during whose training a later batch is being generated; None below two steps.
 
-    `spans[k]` belongs to step k+1. With lag 1 the later batch can only be the next one; with lag 0 there is none, so
-    the share is 0. The last step has no later batch and is not counted; a run no longer than the warm-up is counted
-    whole.
+    `spans[k]` belongs to step k+1. The last step has no later batch and is not counted; a run no longer than the
+    warm-up is counted whole.
     """
     steady = spans[warm_up:] if len(spans) > warm_up + 1 else spans
     if len(steady) < 2:
@@ -74,7 +73,7 @@ def _overlapped(spans: Sequence[Mapping[str, Span]], k: int) -> bool:
     for later in range(k + 1, len(spans)):
         begin, finish = spans[later]["generate"]
         if begin >= end:
-            return False  # batches are generated in order: those to come begin later still
+            return False  # batches are generated in order
         if finish > start:
             return True
     return False
@@ -84,7 +83,7 @@ def _overlapped(spans: Sequence[Mapping[str, Span]], k: int) -> bool:
 
 
 def write_trace(path: str | Path, timeline: Timeline) -> None:
-    """Write a Chrome trace: one process, a thread per actor, times in microseconds from the run's start."""
+    """Every span as a complete event, in microseconds from the run's start."""
     version_after = {0: 0, **{step.step: step.version for step in timeline.steps}}
     events = []
     for step in timeline.steps:
@@ -96,14 +95,9 @@ def write_trace(path: str | Path, timeline: Timeline) -> None:
         events.append(_event("evaluate", f"evaluate w{done.step}", done.span, timeline, args))
     about = {"mode": timeline.mode, "lag": timeline.lag, "seed": timeline.seed, "warm_up": timeline.warm_up,
              "started": timeline.started, "overlap_fraction": timeline.overlap_fraction}  # fmt: skip
-    trace = {
-        "traceEvents": [*_tracks(events, f"{timeline.mode}, lag {timeline.lag}, seed {timeline.seed}"), *events],
-        "displayTimeUnit": "ms",
-        "otherData": about,
-    }
-    scratch = Path(path).with_name(Path(path).name + ".part")
-    scratch.write_text(json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(scratch, path)  # present only when whole
+    names = _assign_threads(events, f"{timeline.mode}, lag {timeline.lag}, seed {timeline.seed}")
+    trace = {"traceEvents": [*names, *events], "displayTimeUnit": "ms", "otherData": about}
+    replace_text(Path(path), json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n")
 
 
 def _event(stage: str, name: str, span: Span, timeline: Timeline, args: dict[str, Any]) -> dict[str, Any]:
@@ -111,26 +105,25 @@ def _event(stage: str, name: str, span: Span, timeline: Timeline, args: dict[str
     return {"name": name, "cat": stage, "ph": "X", "pid": 1, **times, "args": args}
 
 
-def _tracks(events: list[dict[str, Any]], process: str) -> list[dict[str, Any]]:
-    """Give every event a thread (`tid`); returns the events that name them.
+def _assign_threads(events: list[dict[str, Any]], process: str) -> list[dict[str, Any]]:
+    """Give every event a thread (`tid`); returns the events that name the threads.
 
-    Bars of one thread must not overlap, or viewers drop some. Several generators share a lane, so a lane gets more
-    threads where its bars do overlap.
+    A lane has as many threads as it needs for no two of its bars to overlap in one (several generators share a lane):
+    viewers drop bars that do.
     """
     names: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "pid": 1, "args": {"name": process}}]
-    for lane_index, lane in enumerate(dict.fromkeys(LANES.values())):
-        free: list[float] = []  # when each thread of this lane is done
+    for number, lane in enumerate(dict.fromkeys(LANES.values()), 1):
+        ends: list[float] = []  # of each thread's last bar
         for event in sorted((e for e in events if LANES[e["cat"]] == lane), key=lambda e: e["ts"]):
-            thread = next((i for i, end in enumerate(free) if end <= event["ts"] + 0.2), len(free))  # 0.2: rounding
-            if thread == len(free):
-                free.append(0.0)
-                tid = 100 * (lane_index + 1) + thread
+            thread = next((i for i, end in enumerate(ends) if end <= event["ts"] + 0.2), len(ends))  # 0.2: rounding
+            event["tid"] = 100 * number + thread
+            if thread == len(ends):
+                ends.append(0.0)
+                head = {"ph": "M", "pid": 1, "tid": event["tid"]}
                 name = lane if thread == 0 else f"{lane} ({thread + 1})"
-                head = {"ph": "M", "pid": 1, "tid": tid}
                 names.append({**head, "name": "thread_name", "args": {"name": name}})
-                names.append({**head, "name": "thread_sort_index", "args": {"sort_index": tid}})
-            free[thread] = event["ts"] + event["dur"]
-            event["tid"] = 100 * (lane_index + 1) + thread
+                names.append({**head, "name": "thread_sort_index", "args": {"sort_index": event["tid"]}})
+            ends[thread] = event["ts"] + event["dur"]
     return names
 
 
@@ -141,12 +134,9 @@ def load_trace(path: str | Path) -> Timeline:
     batches: dict[int, dict[str, Any]] = {}
     spans: dict[int, dict[str, Span]] = {}
     evaluations = []
-    for event in trace["traceEvents"]:
-        if event["ph"] != "X":
-            continue
-        start = about["started"] + event["ts"] / 1e6
+    for event in (event for event in trace["traceEvents"] if event["ph"] == "X"):
+        args, start = event["args"], about["started"] + event["ts"] / 1e6
         span = (start, start + event["dur"] / 1e6)
-        args = event["args"]
         if event["cat"] == "evaluate":
             evaluations.append(EvaluationSpan(args["step"], args["version"], span))
         else:

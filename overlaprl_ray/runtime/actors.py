@@ -21,7 +21,7 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.rollout import Rollout, Scores, Span, merge
 from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
-from overlaprl_ray.runs.telemetry import Watched, during
+from overlaprl_ray.runs.ray_metrics import Watched, during
 from overlaprl_ray.runtime.weights import Published, publish, received
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler

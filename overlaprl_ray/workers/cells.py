@@ -14,10 +14,10 @@ Cell = tuple[int, int, int, str, int]  # bins of length, reward, difficulty; dec
 
 
 def cells_of(rollout: Rollout, decision: Tensor, group_size: int, max_new_tokens: int) -> list[Cell]:
-    """A batch's rows counted by quarter of each trait and decision; `decision` (B,) indexes `DECISIONS`.
+    """Counts of rows by quarter of each trait and by decision; `decision` (B,) indexes `DECISIONS`.
 
-    Traits, each from 0 to 1: completion length / max_new_tokens; reward (clipped); difficulty, the mean first reward of
-    the prompt's group (0: nobody solved it).
+    Each trait lies in 0 to 1: completion length / max_new_tokens; reward, clipped; difficulty, the mean first reward of
+    the prompt's group (0: no completion solved it).
     """
     first = next(iter(rollout.reward_parts.values())).double()
     difficulty = first.reshape(-1, group_size).mean(dim=1).repeat_interleave(group_size)
