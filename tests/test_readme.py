@@ -19,9 +19,9 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "analysis").rglob("*.md"))]
 
 
-def blocks(language: str) -> list[str]:
-    """README's code blocks of a language."""
-    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+def blocks(language: str, text: str = README) -> list[str]:
+    """Code blocks of a language."""
+    return re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
 
 
 def test_it_is_read_in_minutes():
@@ -48,7 +48,9 @@ def parse(script: str, argv: list[str]) -> None:
 def test_every_command_is_understood(monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.syspath_prepend(str(ROOT / "scripts"))
-    text = "".join(blocks("bash")).replace("\\\n", "").replace("runs/x/config.yaml", "scripts/configs/gpu_check.yaml")
+    guide = (ROOT / "analysis" / "guide.md").read_text(encoding="utf-8")
+    text = "".join(blocks("bash", README + guide)).replace("\\\n", "")
+    text = text.replace("runs/x/config.yaml", "scripts/configs/gpu_check.yaml")
     lines = [line.removeprefix("PYTHONPATH=. ").split(" #")[0] for line in text.splitlines()]
     commands = [shlex.split(line)[1:] for line in lines if line.startswith("python scripts/")]
     assert {Path(command[0]).name for command in commands} >= {"train.py", "sweep.py", "report.py"}
