@@ -1,7 +1,6 @@
-"""A reward for measuring speed: it differs between almost any two completions, so every group has a signal to train on.
+"""A reward for measuring speed: it differs between almost any two completions, so every group has a signal.
 
-With a reward that a fresh model never gets, groups would have no signal, and an arm that skips such groups would be
-timed at doing nothing.
+With a reward that a fresh model never gets, a trainer that skips groups without signal would be timed at doing nothing.
 
     variety(["p"], ["abab"])  # [0.5]
 """

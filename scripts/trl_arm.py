@@ -1,15 +1,15 @@
 """TRL's GRPOTrainer on the work of an `ExperimentConfig`: the same prompts in the same order, the same rewards.
 
-Nothing is logged, saved or reported, the checkpoint option follows ours, and one optimizer update covers a whole batch,
-as ours does. Held-out accuracy comes from our own `Sampler.evaluate`, on its own copy of the weights.
+Nothing is logged or saved, and one optimizer update covers a whole batch, as ours does. Held-out accuracy comes from
+our own evaluation, on its own copy of the weights, with the clock standing still.
 
-    track = run_trl(job, Path("runs/peers/r1-TRL-1-thread"))
+    ends, tokens, rewards, evaluations = run_trl(config, threads=1, bf16=None, every=10, target=0.6, seconds=None)
 """
 
+import tempfile
 import time
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from datasets import Dataset
@@ -19,18 +19,20 @@ from trl import GRPOConfig, GRPOTrainer
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.loading import load_tokenizer
-from overlaprl_ray.peers.arms import Bf16, Job, Track
 from overlaprl_ray.tasks import Problem, Task, build_task, columns_of, prompts_of_batch
 from overlaprl_ray.tasks.rewards import load_rewards, score, text_of
 from overlaprl_ray.workers.build import build_sampler
 from overlaprl_ray.workers.generator import encode
 
+Bf16 = Literal["autocast", "weights"] | None
+Track = tuple[list[float], list[int], list[float], list[tuple[int, float]]]
 
-def trl_settings(config: ExperimentConfig, bf16: Bf16 | None, steps: int) -> dict[str, Any]:
-    """Keyword arguments of TRL's `GRPOConfig` for the same algorithm. `ConfigError` for what TRL does not have.
 
-    `bf16`: "autocast" keeps float32 weights as our optimizer does, "weights" holds all in bfloat16, which is faster
-    and loses small updates; None computes in float32.
+def trl_settings(config: ExperimentConfig, bf16: Bf16, steps: int) -> dict[str, Any]:
+    """Keyword arguments of TRL's `GRPOConfig` for the same algorithm. `ConfigError` for what TRL does otherwise.
+
+    `bf16`: "autocast" keeps float32 weights as our optimizer does; "weights" holds all in bfloat16, which is faster and
+    loses small updates; None computes in float32.
     """
     grpo = config.grpo
     micro = grpo.micro_batch_size or grpo.batch_rows
@@ -42,9 +44,6 @@ def trl_settings(config: ExperimentConfig, bf16: Bf16 | None, steps: int) -> dic
         "weight_decay": grpo.weight_decay,
         "max_grad_norm": grpo.max_grad_norm,
         "optim": "adamw_torch_fused",
-        "adam_beta1": 0.9,
-        "adam_beta2": 0.999,
-        "adam_epsilon": 1e-8,
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": grpo.batch_rows // micro,
         "num_generations": grpo.group_size,
@@ -77,25 +76,22 @@ def trl_settings(config: ExperimentConfig, bf16: Bf16 | None, steps: int) -> dic
 
 
 def _refuse(config: ExperimentConfig, micro: int) -> None:
+    """What cannot be compared, because TRL has no such thing or another one of the same name."""
     grpo = config.grpo
-    wanted = {"num_minibatches": 1, "num_iterations": 1, "correction": "none", "kl_penalty": "k3"}
-    for name, value in wanted.items():
-        if getattr(grpo, name) != value:
-            raise ConfigError(f"grpo.{name} = {getattr(grpo, name)}: TRL's arm does only {value}; leave it at that")
-    if config.model.lora_r:
-        raise ConfigError(f"model.lora_r = {config.model.lora_r}: TRL's arm trains all weights; set it to 0")
-    if grpo.micro_batch_tokens:
-        raise ConfigError("grpo.micro_batch_tokens: TRL's arm counts rows; give grpo.micro_batch_size instead")
-    if config.model.reference is not None:
-        raise ConfigError("model.reference: TRL's arm takes the initial policy as reference; leave it null")
+    only = {
+        "grpo.num_minibatches": (grpo.num_minibatches, 1),
+        "grpo.num_iterations": (grpo.num_iterations, 1),
+        "grpo.correction": (grpo.correction, "none"),
+        "grpo.kl_penalty": (grpo.kl_penalty, "k3"),
+        "grpo.micro_batch_tokens": (grpo.micro_batch_tokens, None),
+        "model.lora_r": (config.model.lora_r, 0),
+        "model.reference": (config.model.reference, None),
+    }
+    for name, (value, wanted) in only.items():
+        if value != wanted:
+            raise ConfigError(f"{name} = {value}: TRL's arm can only do {'null' if wanted is None else wanted}")
     if grpo.batch_rows % micro:
         raise ConfigError(f"grpo.micro_batch_size = {micro}: TRL's arm needs a divisor of {grpo.batch_rows} rows")
-
-
-def stream(config: ExperimentConfig, task: Task, steps: int) -> list[Problem]:
-    """The prompts of batches 1 to `steps`, one after another, as our generator takes them."""
-    count = config.grpo.num_prompts_per_step
-    return [p for batch in range(1, steps + 1) for p in prompts_of_batch(task.train, config.seed, batch, count)]
 
 
 def trl_prompt(tokenizer: PreTrainedTokenizerBase, problem: Problem, system_prompt: str | None) -> Any:
@@ -121,9 +117,11 @@ def check_prompts(
 class Clock(TrainerCallback):
     """Notes when each step ended, and evaluates every so many steps with the clock standing still."""
 
-    def __init__(self, job: Job, task: Task):
-        self.job = job
-        self.sampler = build_sampler(job.config, task) if job.every else None
+    def __init__(
+        self, config: ExperimentConfig, task: Task, every: int | None, target: float | None, seconds: float | None
+    ):
+        self.every, self.target, self.seconds = every, target, seconds
+        self.sampler = build_sampler(config, task) if every else None
         self.ends: list[float] = []
         self.evaluations: list[tuple[int, float]] = []
         self.zero = 0.0
@@ -135,15 +133,13 @@ class Clock(TrainerCallback):
             self.zero = time.perf_counter()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """The weights after a step exist."""
-        now = time.perf_counter()
+        """The weights after a step exist; stop at the target, or after as many seconds as the other arm had."""
+        now, step = time.perf_counter(), state.global_step
         self.ends.append(now - self.zero)
-        job, step = self.job, state.global_step
-        timed_out = job.seconds is not None and self.ends[-1] >= job.seconds
-        last = timed_out or step == args.max_steps
-        if job.every and (last or step % job.every == 0):
+        last = step == args.max_steps or (self.seconds is not None and self.ends[-1] >= self.seconds)
+        if self.every and (last or step % self.every == 0):
             accuracy = self._evaluate(step, kwargs["model"])
-            last = last or (job.target is not None and accuracy >= job.target)
+            last = last or (self.target is not None and accuracy >= self.target)
             self.zero += time.perf_counter() - now
         control.should_training_stop = last
 
@@ -176,23 +172,26 @@ class Reward:
         return total
 
 
-def run_trl(job: Job, folder: Path) -> Track:
-    """Train with TRL in this process; `folder` takes what it insists on writing."""
-    config = job.config
-    torch.set_num_threads(job.arm.threads)
-    task, steps = build_task(config.task), config.grpo.num_steps
-    tokenizer = load_tokenizer(config.grpo.model_name)
-    problems = stream(config, task, steps)
+def run_trl(
+    config: ExperimentConfig, threads: int, bf16: Bf16, every: int | None, target: float | None, seconds: float | None
+) -> Track:
+    """Train with TRL in this process; per step seconds, tokens and mean reward, and (step, accuracy) of evaluations."""
+    torch.set_num_threads(threads)
+    task, tokenizer = build_task(config.task), load_tokenizer(config.grpo.model_name)
+    steps = config.grpo.num_steps if seconds is None else 20 * config.grpo.num_steps
+    count = config.grpo.num_prompts_per_step
+    problems = [p for batch in range(1, steps + 1) for p in prompts_of_batch(task.train, config.seed, batch, count)]
     prompts = [trl_prompt(tokenizer, problem, config.task.system_prompt) for problem in problems]
-    clock, reward = Clock(job, task), Reward(config, task, problems)
-    trainer = GRPOTrainer(
-        model=config.grpo.model_name,
-        reward_funcs=reward,
-        args=GRPOConfig(output_dir=str(folder / "trl"), **trl_settings(config, job.arm.bf16, steps)),
-        train_dataset=Dataset.from_dict({"prompt": prompts, "place": list(range(len(prompts)))}),
-        processing_class=tokenizer,
-        callbacks=[clock],
-    )
-    check_prompts(trainer, tokenizer, problems, config.task.system_prompt)
-    trainer.train()
-    return Track(clock.ends, reward.tokens, reward.means, clock.evaluations)
+    clock, reward = Clock(config, task, every, target, seconds), Reward(config, task, problems)
+    with tempfile.TemporaryDirectory() as scratch:
+        trainer = GRPOTrainer(
+            model=config.grpo.model_name,
+            reward_funcs=reward,
+            args=GRPOConfig(output_dir=scratch, **trl_settings(config, bf16, steps)),
+            train_dataset=Dataset.from_dict({"prompt": prompts, "place": list(range(len(prompts)))}),
+            processing_class=tokenizer,
+            callbacks=[clock],
+        )
+        check_prompts(trainer, tokenizer, problems, config.task.system_prompt)
+        trainer.train()
+    return clock.ends, reward.tokens, reward.means, clock.evaluations

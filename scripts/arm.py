@@ -1,0 +1,137 @@
+"""One side of a comparison in a process of its own, its memory watched from outside; and this project's side of it.
+
+track = measure(Job("overlap", 1, None, config), Path("runs/x/r1-0"))
+python scripts/arm.py runs/x/r1-0/job.json     # what it starts
+"""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config.cli import run_script
+from overlaprl_ray.errors import RunError
+
+PERIOD_S, LIMIT_S = 0.25, 12 * 3600.0
+SAME = ("reward", "loss", "tokens")  # of the timed and the evaluated run
+
+
+@dataclass(frozen=True)
+class Job:
+    """One arm's run: `arm` is one of our modes, or trl."""
+
+    arm: str
+    threads: int
+    bf16: str | None
+    config: ExperimentConfig
+    every: int | None = None
+    target: float | None = None
+    seconds: float | None = None  # trl: train for so long instead of grpo.num_steps
+
+    @property
+    def label(self) -> str:
+        """As the table calls it."""
+        return f"{self.arm}, {self.threads} thread(s){f', bf16 {self.bf16}' if self.bf16 else ''}"
+
+
+def changed(config: ExperimentConfig, **groups: dict[str, Any]) -> ExperimentConfig:
+    """The configuration with some settings of some groups replaced."""
+    parts = {name: getattr(config, name).model_copy(update=values) for name, values in groups.items()}
+    return config.model_copy(update=parts)
+
+
+def run_own(job: Job, folder: Path) -> tuple[Any, ...]:
+    """A run as `train` makes it, timed without evaluations; once more with them where they are wanted."""
+    from rich.console import Console
+
+    from overlaprl_ray.runs.timeline import load_trace
+    from overlaprl_ray.runtime.train import ray_running, train
+
+    def rows(name: str, every: int) -> list[dict[str, Any]]:
+        quiet = {"checkpoint_every": 0, "completions_every": 0, "tensorboard": False, "save_final": False}
+        output = {"dir": str(folder / name), "eval_every": every, **quiet}
+        run = changed(job.config, pipeline={"mode": job.arm}, resources={"threads": job.threads}, output=output)
+        train(run, Console(quiet=True))
+        return _jsonl(folder / name / "metrics.jsonl")
+
+    evaluations = []
+    with ray_running():
+        timed = rows("timed", 0)
+        if job.every:
+            for row, other in zip(timed, rows("evaluated", job.every), strict=True):
+                if [row[name] for name in SAME] != [other[name] for name in SAME]:
+                    raise RunError(f"step {row['step']}: the evaluated run is not the timed one; use schedule exact")
+            evaluations = [(e["step"], e["accuracy"]) for e in _jsonl(folder / "evaluated" / "eval.jsonl")]
+    steps = load_trace(folder / "timed" / "timeline.json").steps
+    tokens = [row["tokens"] for row in timed]
+    return (
+        [step.spans["train"][1] - steps[0].spans["load"][0] for step in steps],
+        [now - before for now, before in zip(tokens, [0, *tokens], strict=False)],
+        [row["reward"] for row in timed],
+        evaluations,
+    )
+
+
+def _jsonl(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def main(argv: list[str]) -> None:
+    """Do the job in a file, beside which its track is left."""
+    path = Path(argv[0])
+    values = json.loads(path.read_text(encoding="utf-8"))
+    job = Job(**{**values, "config": ExperimentConfig.model_validate(values["config"])})
+    if job.arm == "trl":
+        from trl_arm import run_trl
+
+        track = run_trl(job.config, job.threads, job.bf16, job.every, job.target, job.seconds)
+    else:
+        track = run_own(job, path.parent)
+    (path.parent / "track.json").write_text(json.dumps(track), encoding="utf-8")
+
+
+def measure(job: Job, folder: Path) -> dict[str, Any]:
+    """Do a job in a fresh process; its track, with the peak memory of all its processes. `RunError` where it fails."""
+    folder.mkdir(parents=True)
+    values = {**vars(job), "config": job.config.model_dump(mode="json")}
+    (folder / "job.json").write_text(json.dumps(values), encoding="utf-8")
+    threads = {"OMP_NUM_THREADS": str(job.threads), "MKL_NUM_THREADS": str(job.threads), "RAY_ADDRESS": "local"}
+    command = [sys.executable, __file__, str(folder / "job.json")]
+    with (folder / "log.txt").open("w", encoding="utf-8") as log:
+        child = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env={**os.environ, **threads})
+        try:
+            peak = _peak_memory(child, job.label)
+        finally:
+            child.terminate()  # nothing where it has ended; when we are interrupted it must not go on alone
+    if child.wait():
+        lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
+        raise RunError(f"{job.label}: {(lines or ['no output'])[-1].removeprefix('error: ')}; see {folder}/log.txt")
+    track = json.loads((folder / "track.json").read_text(encoding="utf-8"))
+    return {"ends": track[0], "tokens": track[1], "rewards": track[2], "evaluations": track[3], "memory_gb": peak}
+
+
+def _peak_memory(child: subprocess.Popen[bytes], label: str) -> float:
+    """Until the child ends: the largest sum, GB, of PSS over its tree, which counts a shared page once."""
+    import psutil
+
+    root, deadline, peak = psutil.Process(child.pid), time.monotonic() + LIMIT_S, 0.0
+    while child.poll() is None:
+        if time.monotonic() > deadline:
+            raise RunError(f"{label}: timed out after {LIMIT_S / 3600:g} hours; give it fewer steps")
+        total = 0
+        with contextlib.suppress(psutil.Error):  # one ended between listing and reading
+            for process in [root, *root.children(recursive=True)]:
+                total += process.memory_full_info().pss
+        peak = max(peak, total / 1e9)
+        time.sleep(PERIOD_S)
+    return peak
+
+
+if __name__ == "__main__":
+    run_script(main)
