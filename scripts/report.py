@@ -20,7 +20,7 @@ def main(argv: list[str]) -> None:
     from overlaprl_ray.reports.comparison import find_setting
     from overlaprl_ray.reports.loading import load
     from overlaprl_ray.reports.report import write_comparison, write_report
-    from overlaprl_ray.reports.results import notes, terminal_table
+    from overlaprl_ray.reports.tables import notes, terminal_table
 
     console = Console(soft_wrap=True)
     command = f"python scripts/report.py {shlex.join(argv)}"
@@ -28,7 +28,8 @@ def main(argv: list[str]) -> None:
     baseline = find_setting(groups[0], args.baseline) if args.baseline else None
     out = Path(args.out) if args.out else Path(args.folders[0]) / "report"
     for results in groups:
-        console.print(terminal_table(results, str(results.trials["source"].iloc[0]), args.target))
+        title, width = str(results.trials["source"].iloc[0]), console.width if console.is_terminal else None
+        console.print(terminal_table(results, title, args.target, width))
         for note in notes(results, args.target):
             console.print(f"- {note}", highlight=False, markup=False)
     if args.compare:

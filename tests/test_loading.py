@@ -276,7 +276,7 @@ def test_saved_tables_that_are_broken_or_gone(tmp_path, name):
 BIG = """
 import resource, sys, time
 from overlaprl_ray.reports.comparison import compare, default_baseline, ranking
-from overlaprl_ray.reports.results import load, notes, summary_table, display_table
+from overlaprl_ray.reports.tables import load, notes, summary_table, display_table
 start = time.monotonic()
 results = load(sys.argv[1])
 table = summary_table(results)

@@ -13,7 +13,7 @@ from scipy import stats
 from study import modes, write_run, write_sweep
 
 from overlaprl_ray.config.cli import build_config, merge
-from overlaprl_ray.reports.results import (
+from overlaprl_ray.reports.tables import (
     default_target,
     display_table,
     load,

@@ -1,4 +1,4 @@
-"""What a run had reached at a budget of steps, tokens or seconds, when it reached a target, and its mean on the way.
+"""What a run had reached at a budget of steps, tokens or seconds, and when it reached a target.
 
 A history metric counts as its mean over the last ten steps; held-out accuracy as measured, straight lines in between.
 
@@ -8,7 +8,6 @@ A history metric counts as its mean over the last ten steps; held-out accuracy a
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -117,43 +116,3 @@ def to_target(results: Results, target: float, metric: str = "reward") -> pd.Dat
         hits = {trial: x[skip:][y[skip:] >= target] for trial, (x, y) in found.items()}
         out[budget] = {trial: float(hit[0]) for trial, hit in hits.items() if len(hit)}
     return pd.DataFrame(out, index=results.trials["trial"].to_list(), columns=list(COLUMNS), dtype="float64")
-
-
-def area(results: Results, metric: str = "reward", budget: Budget = "steps", at: float | None = None) -> pd.Series:
-    """Area under each trial's curve up to a budget, divided by its width: the metric's mean on the way.
-
-    From the curve's first point on; default budget and NaN as in `values_at`.
-    """
-    found = curves(results, metric, budget)
-    at = common_budget(found) if at is None else at
-    out = {}
-    for trial, (x, y) in found.items():
-        inside = x < at
-        if x[-1] < at or not inside.any():
-            continue
-        points = np.append(x[inside], at)
-        heights = np.append(y[inside], np.interp(at, x, y))
-        width = points[-1] - points[0]
-        out[trial] = float(np.trapezoid(heights, points) / width)
-    return pd.Series(out, dtype="float64").reindex(results.trials["trial"].to_list())
-
-
-def retime(results: Results, seconds_per_step: Mapping[str, float]) -> Results:
-    """Wall clocks replaced by steps times a measured step time, by mode.
-
-    For studies whose runs shared their cores, or were made by the serial replay: their learning counts, their clock
-    does not. Raises `ValueError` where a mode has no time.
-    """
-    modes = results.trials.set_index("trial")["mode"]
-    missing = sorted(set(modes.dropna()) - set(seconds_per_step))
-    if missing:
-        raise ValueError(f"seconds_per_step: no time for mode '{missing[0]}'; give one for each mode")
-    seconds = modes.map(dict(seconds_per_step))
-    history = results.history.assign(
-        wall_s=results.history["trial"].astype("str").map(seconds).astype("float64") * results.history["step"]
-    )
-    trials = results.trials.assign(
-        wall_s=results.trials["trial"].map(seconds) * results.trials["steps"],
-        steps_per_s=1 / results.trials["trial"].map(seconds),
-    )
-    return replace(results, trials=trials, history=history)

@@ -8,7 +8,7 @@ means. Intervals are 95 % t intervals of single comparisons; `p_holm` is correct
 """
 
 from collections.abc import Mapping
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
@@ -16,7 +16,7 @@ import pandas as pd
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.reports.budgets import Budget, common_budget, curves, values_at
 from overlaprl_ray.reports.loading import Results
-from overlaprl_ray.reports.statistics import holm, interval, paired, paired_columns
+from overlaprl_ray.reports.statistics import holm, interval, paired_columns
 from overlaprl_ray.reports.trials import effective, labels, shown, varying
 
 SIGNIFICANT = 0.05
@@ -41,7 +41,6 @@ def compare(
     metric: str = "reward",
     budget: Budget = "steps",
     at: float | None = None,
-    method: Literal["t", "bootstrap"] = "t",
 ) -> pd.DataFrame:
     """Every other setting against a baseline, paired by seed, at the same budget of steps, tokens or seconds.
 
@@ -58,7 +57,7 @@ def compare(
     others = [name for name in table.columns if name != base]
     held_to = table[base].to_numpy() if base in table else np.full(len(table), np.nan)
     values = table[others].to_numpy()
-    out = pd.DataFrame({"setting": others, **_columns(values, np.broadcast_to(held_to[:, None], values.shape), method)})
+    out = pd.DataFrame({"setting": others, **_columns(values, np.broadcast_to(held_to[:, None], values.shape))})
     out.attrs |= {"metric": metric, "budget": budget, "at": spent, "baseline": base}
     return out
 
@@ -80,25 +79,29 @@ def compare_budgets(
     return pd.concat(parts, ignore_index=True)
 
 
-def _columns(values: np.ndarray, held_to: np.ndarray, method: Literal["t", "bootstrap"] = "t") -> dict[str, Any]:
+def _columns(values: np.ndarray, held_to: np.ndarray) -> dict[str, Any]:
     """Comparisons of (seeds, comparisons) values with what each is held to, as the columns after `setting`."""
     differences = values - held_to
     found = paired_columns(differences)
     both, n = np.isfinite(differences), found["n"]
     with np.errstate(invalid="ignore"):
         means = [np.where(both, side, 0.0).sum(axis=0) / n for side in (values, held_to)]
-    low, high, mean = found["low"], found["high"], found["mean"]
-    if method == "bootstrap":
-        pairs = [paired(values[:, i], held_to[:, i], method) for i in range(values.shape[1])]
-        low, high = (np.array([getattr(pair, side) for pair in pairs]) for side in ("low", "high"))
+    mean = found["mean"]
     corrected = holm(found["p"])
     verdicts = {
         "no common seed": n == 0, "identical": found["identical"], "one pair: no interval": n == 1,
         "higher": (corrected < SIGNIFICANT) & (mean > 0), "lower": corrected < SIGNIFICANT,
     }  # fmt: skip
     verdict = np.select(list(verdicts.values()), list(verdicts), "cannot be told apart")
-    return {"n": n, "value": means[0], "baseline": means[1], "difference": mean, "low": low, "high": high,
-            "p": found["p"], "p_holm": corrected, "verdict": verdict}  # fmt: skip
+    return {
+        "n": n,
+        "value": means[0],
+        "baseline": means[1],
+        "difference": mean,
+        **{name: found[name] for name in ("low", "high", "p")},
+        "p_holm": corrected,
+        "verdict": verdict,
+    }
 
 
 def find_setting(results: Results, wanted: str | Mapping[str, Any]) -> str:
@@ -133,6 +136,14 @@ def default_baseline(results: Results) -> str | None:
     order = trials.assign(_rule=trials["rule"] != "none", _sync=trials["mode"] != "sync")
     first = order.sort_values(["_sync", "_rule", "lag"], kind="stable").index[0]
     return str(labels(trials, varying(results.trials))[first])
+
+
+def best_plain(results: Results) -> str | None:
+    """The setting without a staleness rule that ended with the highest reward: what a rule has to beat, if any."""
+    table = by_seed(results, results.done.trials.set_index("trial")["reward_last_10"])
+    known = results.trials[results.trials["rule"] == "none"]
+    means = table[[name for name in table if name in set(labels(known, varying(results.trials)))]].mean()
+    return None if means.empty else str(means.idxmax())
 
 
 def pairwise(

@@ -22,7 +22,7 @@ from matplotlib.figure import Figure  # no pyplot: it keeps state that threads w
 
 from overlaprl_ray.reports.budgets import Budget, Curve, curves
 from overlaprl_ray.reports.loading import Results
-from overlaprl_ray.reports.statistics import interval, t_quantile
+from overlaprl_ray.reports.statistics import interval, paired_columns
 from overlaprl_ray.reports.trials import MODES, labels, varying
 from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.timeline import Timeline, load_trace
@@ -55,7 +55,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def note(text: str) -> Figure:
-    """A figure of one sentence."""
+    """A figure that says why there is nothing to draw."""
     figure = new_figure(WIDTH, 0.8)
     figure.set_label(NOTE)
     figure.text(0.02, 0.5, text, fontsize=9, va="center", wrap=True)
@@ -117,7 +117,8 @@ def band(seeds: list[Curve], points: int = 200) -> tuple[np.ndarray, np.ndarray,
         return *seeds[0], None
     grid = np.linspace(start, max(start, end), points)
     values = np.stack([np.interp(grid, x, y) for x, y in seeds])
-    return grid, values.mean(0), t_quantile(len(seeds)) * values.std(0, ddof=1) / np.sqrt(len(seeds))
+    found = paired_columns(values)
+    return grid, found["mean"], found["high"] - found["mean"]
 
 
 def learning_curves(results: Results, metric: str = "reward", budget: Budget = "steps") -> Figure:
@@ -163,13 +164,13 @@ def legend(figure: Figure, axes: Axes, columns: int = 2) -> None:
     """Below the axes, where it hides nothing; the figure grows by what it takes."""
     handles, texts = axes.get_legend_handles_labels()
     ncols = 1 if max((len(text) for text in texts), default=0) > 34 else columns
-    texts = [folded(text, 74) for text in texts]
+    texts = [wrap(text, 74) for text in texts]
     lines = sum(text.count("\n") + 1 for text in texts) / ncols
     figure.set_figheight(figure.get_figheight() + 0.19 * lines + 0.1)
     figure.legend(handles, texts, loc="outside lower center", ncols=ncols, fontsize=8.5, frameon=False)
 
 
-def folded(text: str, width: int) -> str:
+def wrap(text: str, width: int) -> str:
     """A long label in lines, broken where a setting ends if it can be."""
     glued = re.sub(r"(?<=[^,]) ", "\u00a0", text)  # a name stays with its value
     return textwrap.fill(glued, width, break_long_words=False, break_on_hyphens=False).replace("\u00a0", " ")
@@ -223,13 +224,13 @@ def pairs(table: pd.DataFrame, first: str, second: str) -> Figure:
     rows = table[table["n"] > 0].head(24)
     if rows.empty:
         return note("No setting with a seed in common: nothing to draw.")
-    lines = sum(folded(name, 34).count("\n") + 1 for name in rows["setting"])
+    lines = sum(wrap(name, 34).count("\n") + 1 for name in rows["setting"])
     figure = new_figure(WIDTH, 0.1 * len(rows) + 0.17 * lines + 1.1)
     axes = figure.subplots()
     reach = (rows["high"] - rows["difference"]).fillna(0.0)
     axes.errorbar(rows["difference"], range(len(rows)), xerr=reach, ls="", marker="o", color=OTHERS[0], capsize=2)
     axes.axvline(0, color="#888888", lw=1)
-    axes.set_yticks(range(len(rows)), [folded(name, 34) for name in rows["setting"]], fontsize=8.5)
+    axes.set_yticks(range(len(rows)), [wrap(name, 34) for name in rows["setting"]], fontsize=8.5)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     tidy(axes, f"{table.attrs['metric']}, {second} - {first} (95 % over seeds; none from one)", "")
     return figure

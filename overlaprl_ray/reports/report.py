@@ -1,17 +1,22 @@
 """Everything about some runs or sweeps in one page and its tables: report.html, tables/, figures/.
 
-write_report(load("runs/modes"), "runs/modes/report")
-write_comparison(load("runs/a"), load("runs/b"), "runs/a-b")
+The page needs nothing but itself: pandas' tables and matplotlib's figures (as data) in a Jinja template, no script.
+
+    write_report(load("runs/modes"), "runs/modes/report")
+    write_comparison(load("runs/a"), load("runs/b"), "runs/a-b")
 """
 
+import base64
+import io
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import jinja2
 import pandas as pd
 from matplotlib.figure import Figure
 
-from overlaprl_ray.reports import html
 from overlaprl_ray.reports.comparison import (
     compare_budgets,
     compare_sweeps,
@@ -20,18 +25,16 @@ from overlaprl_ray.reports.comparison import (
     ranking,
     throughout,
 )
-from overlaprl_ray.reports.conclusions import conclusion
 from overlaprl_ray.reports.figures import NOTE, gantt, learning_curves, note, pairs, throughput
 from overlaprl_ray.reports.loading import Results
-from overlaprl_ray.reports.results import display_table, never_overlapped, notes, number, summary_table
 from overlaprl_ray.reports.staleness_figures import (
     decisions_over_time,
     kl_against_lag,
     threshold_map,
     who_gets_discarded,
 )
-from overlaprl_ray.reports.tables import comparison_texts, ranking_texts, write_tables
-from overlaprl_ray.reports.trials import labels, varying
+from overlaprl_ray.reports.tables import display_table, never_overlapped, notes, summary_table
+from overlaprl_ray.reports.texts import comparison_texts, ranking_texts, runs_table, write_tables
 
 MOST_ROWS = 60  # rows of a table on the page: the CSV file has all
 Draw = Callable[[Results], Figure]
@@ -49,6 +52,35 @@ FIGURES: dict[str, tuple[str, Draw]] = {
 }
 CLOCKED = ("reward-seconds", "accuracy-seconds", "throughput")  # figures of seconds
 Tables = dict[str, tuple[pd.DataFrame, pd.DataFrame]]  # name -> (numbers, texts)
+# A block of the page: a heading with text, bullets, a table or pictures under it.
+Block = dict[str, Any]
+
+TEMPLATE = jinja2.Environment(autoescape=True, trim_blocks=True).from_string("""<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
+<link rel="icon" href="data:,"><title>{{ title }}</title><style>
+body { font: 16px/1.5 system-ui, sans-serif; color: #222; margin: 0 auto; padding: 0 16px 48px; max-width: 1180px; }
+.wide { overflow-x: auto; } table { border-collapse: collapse; font-size: .88rem; }
+th, td { padding: 4px 12px 4px 0; text-align: left; vertical-align: top; border-bottom: 1px solid #e3e3e3; }
+figure { margin: 0 0 16px; } figure img { width: 100%; height: auto; max-width: 860px; }
+p, li, figcaption { max-width: 46rem; } figcaption, .muted { color: #555; font-size: .88rem; }
+.pictures { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); gap: 16px 32px; }
+</style></head><body><h1>{{ title }}</h1>
+{% for block in blocks %}
+{% if block.heading %}<h2>{{ block.heading }}</h2>{% endif %}
+{% if block.text %}<p>{{ block.text }}</p>{% endif %}
+{% if block.bullets %}<ul>{% for text in block.bullets %}<li>{{ text }}</li>{% endfor %}</ul>{% endif %}
+{% if block.table is defined %}<div class="wide" tabindex="0">
+{{ block.table.to_html(index=False, border=0) | safe }}</div>
+<p class="muted">{{ block.caption }}</p>{% endif %}
+{% if block.pictures %}<div class="pictures">{% for caption, data, said in block.pictures %}
+<figure>{% if data %}<img alt="{{ caption }}" src="data:image/png;base64,{{ data }}">{% endif %}
+<figcaption>{{ caption }}{% if said %}: {{ said }}{% endif %}</figcaption></figure>
+{% endfor %}</div>{% endif %}
+{% endfor %}
+{% if command %}<p class="muted">Made by: {{ command }}</p>{% endif %}
+</body></html>
+""")
 
 
 def write_report(
@@ -64,104 +96,94 @@ def write_report(
     base = default_baseline(results) if baseline is None else find_setting(results, baseline)
     folder = Path(folder)
     found: Tables = {"summary": (summary_table(results, target), display_table(results, target))}
-    blocks = [html.table(found["summary"][1], "One row per setting."), html.bullets(notes(results, target))]
     for metric in ("reward", "accuracy"):
         rows = compare_budgets(results, base, metric, clock=not never_overlapped(results))
         if len(rows):
             found[f"compare-{metric}"] = (rows, comparison_texts(rows))
             ranks = ranking(results, metric)
             found[f"ranking-{metric}"] = (ranks, ranking_texts(ranks))
-    blocks += [html.heading("What is shown, and what is not")]
-    blocks += [html.prose(conclusion(results, base, m)) for m in ("reward", "accuracy") if f"compare-{m}" in found]
+    blocks = [_table("", found["summary"][1], "One row per setting.", "summary") | {"bullets": notes(results, target)}]
     if "compare-reward" not in found:
-        blocks += [html.paragraph("Fewer than two settings with finished runs: nothing to compare.")]
-    blocks += _figures(results, folder / "figures")
+        blocks.append({"text": "Fewer than two settings with finished runs: nothing to compare."})
+    blocks.append({"heading": "Figures", "pictures": _figures(results, folder / "figures")})
     captions = {
         "compare": f"Differences from {base}, paired by seed; Holm's correction within each budget.",
         "ranking": "By mean at equal steps; told apart only at 5 % after Holm's correction over all pairs.",
     }
     for name in [name for name in found if name != "summary"]:
         kind, _, metric = name.partition("-")
-        head = {"compare": f"Compared: {metric}", "ranking": f"Ranking: {metric}"}[kind]
-        blocks += [html.heading(head), _table(found[name][1], captions[kind], f"{name}.csv")]
-    found["runs"] = _runs(results)
-    blocks += [html.heading("Runs"), _table(found["runs"][1], "Every run that was found.", "runs.csv")]
-    blocks += [html.paragraph(f"Made by: {command}", "muted")] if command else []
-    return _write(folder, title, blocks, found)
+        heading = {"compare": f"Compared: {metric}", "ranking": f"Ranking: {metric}"}[kind]
+        blocks.append(_table(heading, found[name][1], captions[kind], name))
+    found["runs"] = (results.trials.drop(columns="folder", errors="ignore"), runs_table(results))
+    blocks.append(_table("Runs", found["runs"][1], "Every run that was found.", "runs"))
+    return _write(folder, title, blocks, found, command)
 
 
-def _write(folder: Path, title: str, blocks: list[str], tables: Tables) -> Path:
+def _table(heading: str, texts: pd.DataFrame, caption: str, file: str) -> Block:
+    more = (
+        f" The first {MOST_ROWS} of {len(texts)} rows; all are in tables/{file}.csv." if len(texts) > MOST_ROWS else ""
+    )
+    if texts.empty:
+        return {"heading": heading, "text": "No run to show."}
+    return {"heading": heading, "table": texts.head(MOST_ROWS), "caption": caption + more}
+
+
+def _figures(results: Results, folder: Path) -> list[tuple[str, str, str]]:
+    """The figures as (caption, PNG in base64, why there is none); each is also a file."""
+    left_out = CLOCKED if never_overlapped(results) else ()
+    clock = "left out, since the runs' clocks are not those of their modes."
+    found = [
+        _picture(note(clock) if name in left_out else draw(results), caption, folder / f"{name}.png")
+        for name, (caption, draw) in FIGURES.items()
+    ]
+    return sorted(found, key=lambda picture: not picture[1])  # those that only say why they are none come last
+
+
+def _picture(figure: Figure, caption: str, file: Path) -> tuple[str, str, str]:
+    if figure.get_label() == NOTE:
+        return caption, "", figure.texts[0].get_text()
+    out = io.BytesIO()
+    with warnings.catch_warnings():
+        # dozens of settings in one legend leave the axes little room: the picture is crowded, not wrong
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        figure.savefig(out, format="png")
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(out.getvalue())
+    return caption, base64.b64encode(out.getvalue()).decode(), ""
+
+
+def _write(folder: Path, title: str, blocks: list[Block], tables: Tables, command: str) -> Path:
     write_tables(tables, folder / "tables")
     path = folder / "report.html"
-    path.write_text(html.page(title, blocks), encoding="utf-8")
+    path.write_text(TEMPLATE.render(title=title, blocks=blocks, command=command), encoding="utf-8")
     return path
-
-
-def _table(texts: pd.DataFrame, caption: str, file: str) -> str:
-    more = f" The first {MOST_ROWS} of {len(texts)} rows; all are in tables/{file}." if len(texts) > MOST_ROWS else ""
-    return html.table(texts.head(MOST_ROWS), caption + more)
-
-
-def _figures(results: Results, folder: Path) -> list[str]:
-    """The figures as blocks, those that only say why they are none at the end; each is also a file."""
-    clock = "left out, since the runs' clocks are not those of their modes."
-    left_out = CLOCKED if never_overlapped(results) else ()
-    blocks: dict[str, list[str]] = {"narrow": [], "said": [], "broad": []}
-    for name, (caption, draw) in FIGURES.items():
-        figure = note(clock) if name in left_out else draw(results)
-        kind = "said" if figure.get_label() == NOTE else "broad" if figure.get_figwidth() > 9 else "narrow"
-        blocks[kind].append(html.picture(figure, caption, folder / f"{name}.png"))
-    pictures = f'<div class="pictures">{"".join(blocks["narrow"])}</div>'
-    return [html.heading("Figures"), pictures, *blocks["broad"], *blocks["said"]]
-
-
-def _runs(results: Results) -> tuple[pd.DataFrame, pd.DataFrame]:
-    trials = results.trials
-    texts = pd.DataFrame(
-        {"run": trials["trial"], "setting": labels(trials, varying(trials)), "status": trials["status"]}
-    )
-    texts["seed"] = [number(value, 0) for value in trials["seed"]]
-    for column, name, digits in (
-        ("steps", "steps", 0), ("reward_last_10", "final reward", 3), ("accuracy_final", "final accuracy", 3),
-        ("wall_s", "wall clock, s", 1),
-    ):  # fmt: skip
-        texts[name] = [number(value, digits) for value in trials[column]]
-    if trials["error"].notna().any():
-        texts["error"] = trials["error"].fillna("")
-    return trials.drop(columns="folder", errors="ignore"), texts
-
-
-# ---- two sweeps ----
 
 
 def write_comparison(first: Results, second: Results, folder: str | Path, *, command: str = "") -> Path:
     """Write a page on two sweeps: what differs throughout, and each shared setting's difference; returns the page."""
     names = [str(results.trials["source"].iloc[0]) for results in (first, second)]
     names = names if names[0] != names[1] else [f"{names[0]} (first)", f"{names[1]} (second)"]
-    differ = throughout(first, second)
-    said = [f"{name}: {a} in {names[0]}, {b} in {names[1]}" for name, (a, b) in differ.items()]
-    blocks = [html.paragraph(f"Every difference is {names[1]} minus {names[0]}, paired by seed, at equal steps.")]
-    blocks += [
-        html.bullets(said or ["No setting differs throughout: the sweeps differ in seeds, code or machine only."])
-    ]
+    said = [f"{name}: {a} in {names[0]}, {b} in {names[1]}" for name, (a, b) in throughout(first, second).items()]
+    same = ["No setting differs throughout: the sweeps differ in seeds, code or machine only."]
+    about = f"Every difference is {names[1]} minus {names[0]}, paired by seed, at equal steps."
+    blocks: list[Block] = [{"text": about, "bullets": said or same}]
     found: Tables = {}
     for metric in ("reward", "accuracy"):
         if any((r.evals if metric == "accuracy" else r.history).empty or r.done.trials.empty for r in (first, second)):
             continue
         rows = compare_sweeps(first, second, metric)
         found[f"compare-{metric}"] = (rows, comparison_texts(rows))
-        blocks += [html.heading(f"Final {metric}")]
         if rows.empty:
-            blocks += [html.paragraph("The sweeps share no setting.")]
+            blocks.append({"heading": f"Final {metric}", "text": "The sweeps share no setting."})
             continue
         caption = f"Shared settings at {rows.attrs['at']:,.0f} steps; Holm's correction over all of them."
-        blocks += [_table(found[f"compare-{metric}"][1], caption, f"compare-{metric}.csv")]
-        blocks += [html.picture(pairs(rows, *names), f"Difference in {metric} by setting")]
+        picture = _picture(pairs(rows, *names), f"Difference in {metric}", Path(folder) / "figures" / f"{metric}.png")
+        block = _table(f"Final {metric}", found[f"compare-{metric}"][1], caption, f"compare-{metric}")
+        blocks.append(block | {"pictures": [picture]})
     if not found:
-        blocks += [html.paragraph("At least one of the two has no finished run: nothing to compare.")]
+        blocks.append({"text": "At least one of the two has no finished run: nothing to compare."})
     for key, name, results in zip(("first", "second"), names, (first, second), strict=True):
         found[f"summary-{key}"] = (summary_table(results), display_table(results))
-        blocks += [html.heading(name), html.table(found[f"summary-{key}"][1], "One row per setting.")]
-        blocks += [html.bullets(notes(results))]
-    blocks += [html.paragraph(f"Made by: {command}", "muted")] if command else []
-    return _write(Path(folder), f"{names[1]} against {names[0]}", blocks, found)
+        block = _table(name, found[f"summary-{key}"][1], "One row per setting.", f"summary-{key}")
+        blocks.append(block | {"bullets": notes(results)})
+    return _write(Path(folder), f"{names[1]} against {names[0]}", blocks, found, command)

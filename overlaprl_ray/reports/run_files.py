@@ -5,7 +5,7 @@ tables = read_runs([Path("runs/x")], problems=[]); tables["history"], tables["ev
 
 import io
 import json
-from collections.abc import Callable
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,7 @@ def _distinct(folders: list[Path]) -> list[str]:
     return [f"{folder.parent.name}/{folder.name}" if folder.name in twice else folder.name for folder in folders]
 
 
-def _read_jsonl(path: Path, problems: list[str], edit: Callable[[bytes], bytes] = bytes) -> pa.Table | None:
+def _read_jsonl(path: Path, problems: list[str]) -> pa.Table | None:
     """A file of JSON lines; None without rows. A last line cut short is left out, and other broken lines are too."""
     data = path.read_bytes() if path.is_file() else b""
     whole = data[: data.rfind(b"\n") + 1]
@@ -74,12 +74,12 @@ def _read_jsonl(path: Path, problems: list[str], edit: Callable[[bytes], bytes] 
     if not whole.strip():
         return None
     if not _looks_whole(whole):
-        return _read_lines(path, whole, edit, problems)
+        return _read_lines(path, whole, problems)
     try:
         options = pa.json.ReadOptions(use_threads=False, block_size=1 << 24)
-        return pa.json.read_json(io.BytesIO(edit(whole)), read_options=options)
+        return pa.json.read_json(io.BytesIO(whole), read_options=options)
     except pa.ArrowInvalid:
-        return _read_lines(path, whole, edit, problems)
+        return _read_lines(path, whole, problems)
 
 
 def _looks_whole(data: bytes) -> bool:
@@ -93,10 +93,10 @@ def _looks_whole(data: bytes) -> bool:
     return True
 
 
-def _read_lines(path: Path, data: bytes, edit: Callable[[bytes], bytes], problems: list[str]) -> pa.Table | None:
+def _read_lines(path: Path, data: bytes, problems: list[str]) -> pa.Table | None:
     """The slow way, for a file with a line that is no JSON object."""
     rows, broken = [], 0
-    for line in edit(data).splitlines():
+    for line in data.splitlines():
         try:
             row = json.loads(line)
         except ValueError:
@@ -184,33 +184,14 @@ def _decisions(folder: Path, problems: list[str]) -> list[Count]:
 
 def _count_decisions(path: Path, problems: list[str]) -> list[Count]:
     """The counts of decisions.jsonl, whose cells are [length, reward, difficulty (bins), decision, rows]."""
-
-    def as_numbers(data: bytes) -> bytes:  # lists of one type, which Arrow reads several times as fast
-        for code, name in enumerate(DECISIONS):
-            data = data.replace(b'"%s"' % name.encode(), b"%d" % code)
-        return data
-
-    table = _read_jsonl(path, problems, as_numbers)
-    if table is None or table.num_rows == 0:
-        return []
-    if not _holds_cells(table):
-        problems.append(f"{path}: holds no cells of decisions; left out")
-        return []
-    cells = table["cells"].combine_chunks()
-    numbers = cells.flatten().flatten().to_numpy(zero_copy_only=False).reshape(-1, 5)
-    rows = pd.DataFrame(numbers, columns=["length", "reward", "difficulty", "decision", "rows"])
-    rows["lag"] = np.repeat(table["lag"].to_numpy(), cells.value_lengths().to_numpy(zero_copy_only=False))
-    out: list[Count] = []
-    for trait in TRAITS:
-        for (value, code), count in rows.groupby([trait, "decision"])["rows"].sum().items():
-            out.append((trait, str(value) if trait == "lag" else BINS[value], DECISIONS[code], int(count)))
-    return out
-
-
-def _holds_cells(table: pa.Table) -> bool:
-    """Whether there are lags, and lists of five whole numbers."""
-    if not {"lag", "cells"} <= set(table.column_names):
-        return False
-    if table.schema.field("cells").type != pa.list_(pa.list_(pa.int64())) or table["cells"].null_count:
-        return False
-    return bool(np.all(table["cells"].combine_chunks().flatten().value_lengths().to_numpy(zero_copy_only=False) == 5))
+    counts: Counter[tuple[str, str, str]] = Counter()
+    for line in path.read_bytes().splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+            for *bins, decision, rows in row["cells"]:
+                names = [*(BINS[place] for place in bins), str(int(row["lag"]))]
+                counts.update({(trait, name, decision): rows for trait, name in zip(TRAITS, names, strict=True)})
+        except (ValueError, TypeError, KeyError, IndexError):
+            problems.append(f"{path}: holds no cells of decisions, or its last line is cut short; left out from there")
+            break
+    return [(*key, int(count)) for key, count in counts.items()]

@@ -15,13 +15,13 @@ from overlaprl_ray.reports.figures import (
     MARKERS,
     MOST,
     WIDTH,
-    folded,
     legend,
     looks,
     new_figure,
     note,
     settings_of,
     tidy,
+    wrap,
 )
 from overlaprl_ray.reports.loading import Results
 from overlaprl_ray.reports.run_files import BINS, DECISIONS, TRAITS
@@ -63,7 +63,7 @@ def threshold_map(results: Results, metric: str = "reward") -> Figure:
         part = trials[panels == label]
         seeds = part.groupby(THRESHOLDS)["seed"].nunique()
         count = f"n {seeds.min()}" if seeds.min() == seeds.max() else f"n {seeds.min()} to {seeds.max()}"
-        head = folded(label, 36) + "\n" if others else ""
+        head = wrap(label, 36) + "\n" if others else ""
         _heat(axes[0], part, column, f"{head}final {metric}, {count}", "viridis", None)
         _heat(axes[1], part, "_discarded", f"{head}share of steps discarded", "cividis", (0.0, 1.0))
     return figure
@@ -111,7 +111,7 @@ def decisions_over_time(results: Results) -> Figure:
     means = history[history["label"].isin(picked)].groupby(["label", "step"], observed=True)[columns].mean()
     drawn = [label for label in fired.index if label in picked]
     rows = (len(picked) + 1) // 2
-    titles = [folded(name, 36) for name in drawn]
+    titles = [wrap(name, 36) for name in drawn]
     most = max(title.count("\n") for title in titles)
     figure = new_figure(WIDTH, (1.7 + 0.13 * most) * rows + 0.5)
     grid = figure.subplots(rows, 2, squeeze=False, sharey=True)

@@ -5,6 +5,7 @@ varying(trials)        # ["pipeline.mode", "pipeline.lag"]
 labels(trials)         # "mode sync, lag 8" for each trial
 """
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -22,6 +23,7 @@ FILES = ("config.yaml", "metrics.jsonl", "summary.json", "error.txt")  # any of 
 MODES = ("sync", "async", "staleness", "overlap")
 JUDGING = ("staleness", "overlap")  # modes with a staleness rule
 NO_EFFECT = "-"
+CASE = "case"  # what a sweep's file calls a combination of settings
 NUMBERS = (  # columns that a table of trials has, whether or not a run got there
     "seed", "steps", "tokens", "wall_s", "steps_per_s", "reward_first_10", "reward_last_10", "accuracy_start",
     "accuracy_final", "accuracy_best", "decisions.fresh", "decisions.stale", "decisions.discard", "overlap_fraction",
@@ -47,7 +49,7 @@ def trial_row(folder: Path, problems: list[str]) -> dict[str, Any]:
     status = str(summary.get("status") or "running")
     if error is not None and status != "done":
         status = "error"
-    row = {"trial": folder.name, "status": status, "error": error, **config}
+    row = {"trial": folder.name, CASE: _case(folder), "status": status, "error": error, **config}
     row.pop("output.dir", None)
     row |= _effective(row)
     return row | _environment(read_mapping(folder / "environment.json", problems)) | _results(summary)
@@ -67,6 +69,22 @@ def read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{path}: holds no mapping; left out")
         return {}
     return found
+
+
+def _case(folder: Path) -> str | None:
+    """The name of a sweep's trial's case in the sweep's plan."""
+    plan = folder.parent.parent / "plan.json"
+    if folder.parent.name != "trials" or not plan.is_file():
+        return None
+    return _cases(plan, plan.stat().st_mtime_ns).get(folder.name)
+
+
+@functools.lru_cache(maxsize=16)
+def _cases(plan: Path, changed: int) -> dict[str, str]:
+    try:
+        return {row["trial"]: row["case"] for row in json.loads(plan.read_text(encoding="utf-8")) if row.get("case")}
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):  # whatever is there, it is no plan of ours
+        return {}
 
 
 def _text(path: Path) -> str | None:
@@ -112,7 +130,7 @@ def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
     """Trial rows as a table: settings first, in the order of the configuration, then results; `NUMBERS` always."""
     table = pd.DataFrame(rows)
     table = table.assign(**{name: math.nan for name in NUMBERS if name not in table})
-    head = ["trial", "source", "folder", "status", "error"]
+    head = ["trial", "source", "folder", CASE, "status", "error"]
     settings = [name for name in table.columns if is_setting(name)]
     rest = [name for name in table.columns if name not in head and not is_setting(name)]
     return table.reindex(columns=[*head, *settings, *rest])
@@ -150,12 +168,25 @@ def varying(trials: pd.DataFrame) -> list[str]:
     return [name for name in settings if settings[name][settings[name].ne(NO_EFFECT)].nunique(dropna=False) > 1]
 
 
+def within_cases(trials: pd.DataFrame, names: list[str]) -> list[str]:
+    """The case, where every trial has one, and the settings among `names` that differ within some case."""
+    if CASE not in trials or trials[CASE].isna().any() or trials.empty:
+        return names
+    settings = effective(trials).reindex(columns=names)
+    inside = [name for name in names if (settings[name].groupby(trials[CASE]).nunique(dropna=False) > 1).any()]
+    return [CASE, *inside]
+
+
 def labels(trials: pd.DataFrame, names: list[str] | None = None) -> pd.Series:
     """What each trial is called beside the others, by its varying settings: "mode async, lag 8"; one text each.
 
-    Numbers have six digits, or all they have where settings differ beyond those.
+    Where a sweep names its cases the name stands for the settings that make it. Numbers have six digits, or all they
+    have where settings differ beyond those.
     """
-    names = varying(trials) if names is None else names
+    names = within_cases(trials, varying(trials) if names is None else names)
+    if names[:1] == [CASE]:
+        rest = labels(trials.drop(columns=CASE), names[1:]) if names[1:] else None
+        return trials[CASE].astype("str") if rest is None else trials[CASE].astype("str") + ", " + rest
     if not names:
         return pd.Series("all runs", index=trials.index, dtype="str")
     leaves = [name.rpartition(".")[2] for name in names]

@@ -20,7 +20,8 @@ from ray import tune
 from rich.console import Console
 
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.reports.results import load, markdown, save, terminal_table
+from overlaprl_ray.reports.loading import load, save
+from overlaprl_ray.reports.tables import markdown, terminal_table
 from overlaprl_ray.runs.monitoring import greeting
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
 from overlaprl_ray.runtime.signals import Stopped, told_plainly
