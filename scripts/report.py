@@ -6,6 +6,7 @@ python scripts/report.py runs/before runs/after --compare                  # the
 """
 
 import shlex
+import sys
 from pathlib import Path
 
 from overlaprl_ray.config.cli import run_script
@@ -22,7 +23,7 @@ def main(argv: list[str]) -> None:
     from overlaprl_ray.reports.report import write_comparison, write_report
     from overlaprl_ray.reports.tables import notes, terminal_table
 
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 2000)  # a file holds whole tables
     command = f"python scripts/report.py {shlex.join(argv)}"
     groups = [load(folder) for folder in args.folders] if args.compare else [load(*args.folders)]
     baseline = find_setting(groups[0], args.baseline) if args.baseline else None

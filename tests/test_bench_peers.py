@@ -12,18 +12,18 @@ from conftest import small
 pytest.importorskip("trl")
 
 from datasets import Dataset
-from trl import GRPOConfig, GRPOTrainer
-
-from overlaprl_ray.config.cli import load_config
-from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.models.loading import load_model, load_tokenizer
-from overlaprl_ray.models.tiny import ensure_tiny, tiny_tokenizer
 from overlaprl_ray.peers.arms import Arm, Job, Track, choose_arms, config_of, never_ending
 from overlaprl_ray.peers.bench import Plan, compare, figures_of
 from overlaprl_ray.peers.measure import Memory, measure
 from overlaprl_ray.peers.report import accuracy_over_time, curve_rows, markdown
 from overlaprl_ray.peers.rewards import variety
 from overlaprl_ray.peers.trl_arm import Reward, check_prompts, run_trl, stream, trl_prompt, trl_settings
+from trl import GRPOConfig, GRPOTrainer
+
+from overlaprl_ray.config.cli import load_config
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models.loading import load_model, load_tokenizer
+from overlaprl_ray.models.tiny import ensure_tiny, tiny_tokenizer
 from overlaprl_ray.tasks import Problem, build_task, prompts_of_batch
 from overlaprl_ray.workers.build import build_learner, build_sampler
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import yaml
 from conftest import read_jsonl, small
-from rich.console import Console
-
 from overlaprl_ray.reports.benchmark import BenchmarkPlan, compare, read_run, seconds_to, variants
 from overlaprl_ray.reports.benchmark_report import tables, write_report
+from rich.console import Console
 
 ROOT = Path(__file__).parent.parent
 STAGES = {"generate_s": 1.0, "reference_s": 0.4, "train_s": 0.8, "weights_s": 0.1}  # 2.3 s in a row

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.reports.budgets import area, common_budget, curves, retime, to_target, trailing_mean, values_at
+from overlaprl_ray.reports.budgets import common_budget, curves, to_target, trailing_mean, values_at
 from overlaprl_ray.reports.loading import Results
 
 COLUMN = {"steps": "step", "tokens": "tokens", "seconds": "wall_s"}
@@ -99,28 +99,6 @@ def test_to_target(seed, metric, target):
             np.testing.assert_allclose(found.loc[trial, budget], hits[0] if hits else math.nan)
 
 
-@settings(max_examples=40, deadline=None)
-@cases
-def test_area(seed, metric, budget):
-    results = made(seed)
-    expected = {t: naive_curve(results, t, metric, budget) for t in results.trials["trial"]}
-    at = 0.8 * min(curve[-1][0] for curve in expected.values() if curve)
-    found = area(results, metric, budget, at)
-    for trial, curve in expected.items():
-        if not curve or curve[0][0] >= at:
-            assert math.isnan(found[trial])
-            continue
-        points = [*(p for p in curve if p[0] < at), (at, naive_value(curve, at))]
-        pieces = [(x1 - x0) * (y0 + y1) / 2 for (x0, y0), (x1, y1) in itertools.pairwise(points)]
-        assert found[trial] == pytest.approx(sum(pieces) / (at - points[0][0]))
-
-
-def test_area_of_a_constant_is_the_constant():
-    results = made(3)
-    results.history["reward"] = 0.25
-    assert area(results, "reward", "seconds").dropna().tolist() == pytest.approx([0.25] * 4, abs=1e-12)
-
-
 def test_trailing_mean_starts_anew_in_each_group():
     found = trailing_mean(np.array([1.0, 3.0, np.nan, 5.0, 7.0]), np.array([0, 0, 0, 1, 1]), window=2)
     assert found.tolist() == [1.0, 2.0, 3.0, 5.0, 6.0]
@@ -131,15 +109,3 @@ def test_unknown_names_are_said():
         curves(made(0), "rewards")
     with pytest.raises(ValueError, match="budget = 'hours'"):
         curves(made(0), "reward", "hours")
-
-
-def test_retime_replaces_the_clock():
-    results = made(1)
-    results.trials["steps"] = 30
-    found = retime(results, {"sync": 0.5})
-    assert found.history["wall_s"].tolist() == (found.history["step"] * 0.5).tolist()
-    assert found.trials["wall_s"].tolist() == [15.0] * 4
-    assert found.trials["steps_per_s"].tolist() == [2.0] * 4
-    assert not results.history["wall_s"].equals(found.history["wall_s"])
-    with pytest.raises(ValueError, match="no time for mode 'sync'"):
-        retime(results, {"async": 1.0})

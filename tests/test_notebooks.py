@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 from pathlib import Path
 
 import nbformat
@@ -41,13 +42,16 @@ def set_folder(notebook: nbformat.NotebookNode, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [*STUDIES, "overlaprl_demo"])
-def test_notebooks_are_committed_clean(name):
+def test_notebooks_carry_their_output_and_no_path_of_a_machine(name):
+    """So that they can be read where they lie."""
     notebook = read(name)
     nbformat.validate(notebook)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    assert all(not cell.outputs and cell.execution_count is None for cell in code)
+    assert all(cell.execution_count for cell in code)
+    assert outputs(notebook, "image/png")
+    assert outputs(notebook, "text/markdown")
     assert len([cell for cell in code if "parameters" in cell.metadata.get("tags", [])]) == 1
-    assert "/root" not in nbformat.writes(notebook)
+    assert not re.search(r"/(root|home|work|tmp)/", nbformat.writes(notebook))
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -57,9 +61,6 @@ def test_studies_run_on_the_committed_results(name):
     assert len(outputs(notebook, "image/png")) >= 5
     tables = [text for text in outputs(notebook, "text/markdown") if text.startswith("| ")]
     assert len(tables) >= 2
-    conclusions = [text for text in outputs(notebook, "text/markdown") if "paired by seed, against **" in text]
-    assert len(conclusions) == 2
-    assert all("Not shown:" in text for text in conclusions)
 
 
 @pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])

@@ -125,23 +125,3 @@ def test_familywise_error_of_holm():
     share = np.mean([holm(family).min() < 0.05 for family in families])
     assert share < 0.065
     assert np.mean(families.min(axis=1) < 0.05) > 0.2  # without the correction it would be one in four
-
-
-def test_bootstrap_only_from_twenty_values():
-    rng = np.random.default_rng(0)
-    with pytest.raises(ValueError, match="bootstrap of 19 values"):
-        interval(rng.normal(size=19), "bootstrap")
-    values = rng.normal(size=40)
-    found, students = interval(values, "bootstrap"), interval(values)
-    assert found.low == pytest.approx(students.low, abs=0.1)
-    assert found.high == pytest.approx(students.high, abs=0.1)
-    assert (found.low, found.high) != (students.low, students.high)
-    assert paired(values, np.zeros(40), "bootstrap").low == found.low
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(20, 30), st.integers(0, 10**6))
-def test_bootstrap_holds_the_mean(n, seed):
-    values = np.random.default_rng(seed).normal(size=n)
-    found = interval(values, "bootstrap")
-    assert found.low < found.mean < found.high

@@ -185,7 +185,8 @@ def _decisions(folder: Path, problems: list[str]) -> list[Count]:
 def _count_decisions(path: Path, problems: list[str]) -> list[Count]:
     """The counts of decisions.jsonl, whose cells are [length, reward, difficulty (bins), decision, rows]."""
     counts: Counter[tuple[str, str, str]] = Counter()
-    for line in path.read_bytes().splitlines() if path.is_file() else []:
+    lines = path.read_bytes().splitlines() if path.is_file() else []
+    for line in filter(bytes.strip, lines):
         try:
             row = json.loads(line)
             for *bins, decision, rows in row["cells"]:
