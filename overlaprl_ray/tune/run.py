@@ -28,13 +28,19 @@ from overlaprl_ray.runtime.inputs import check_writable
 from overlaprl_ray.runtime.signals import Stopped, told_plainly
 from overlaprl_ray.runtime.train import ray_running
 from overlaprl_ray.tune.placement import Nodes, present_nodes, shown, trial_bundles
-from overlaprl_ray.tune.plan import Plan, TrialPlan, check_trials, make_trial, plan_trials
+from overlaprl_ray.tune.plan import Plan, check_trials, make_trial, plan_trials
 from overlaprl_ray.tune.progress import SweepProgress
 from overlaprl_ray.tune.search_space import Point
 from overlaprl_ray.tune.searchers import POINT, asha, optuna_search
 from overlaprl_ray.tune.spec import Sweep
-from overlaprl_ray.tune.trainable import failure, is_finished, leave_error, summarize_interrupted, trial_of
-from overlaprl_ray.tune.trainable import tune_trainable
+from overlaprl_ray.tune.trainable import (
+    failure,
+    is_finished,
+    leave_error,
+    summarize_interrupted,
+    trial_of,
+    tune_trainable,
+)
 
 SEARCH = "search"  # the name under which Tune keeps a search's state
 
