@@ -40,24 +40,6 @@ def call(*arguments: object, expected: int = 0, **more: str) -> str:
 # ---- the shipped files ----
 
 
-def small_qwen(folder: Path) -> Path:
-    """A model of the same architecture, with the built-in tokenizer."""
-    import torch
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-
-    from overlaprl_ray.models.tiny import tiny_tokenizer
-
-    tokenizer = tiny_tokenizer()
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=4096, eos_token_id=tokenizer.eos_token_id,
-    )  # fmt: skip
-    Qwen2ForCausalLM(config).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
-
-
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
 def test_every_shipped_file_is_short_and_dry_run(tmp_path, capsys, path):
     assert len(path.read_text().splitlines()) <= 40
@@ -66,7 +48,7 @@ def test_every_shipped_file_is_short_and_dry_run(tmp_path, capsys, path):
         for name in ("train", "test"):
             rows = [{"question": f"What is {i} + 1?", "answer": f"It is {i + 1}.\n#### {i + 1}"} for i in range(300)]
             (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-        arguments += ["--grpo.model_name", small_qwen(tmp_path / "model"), "--task.path", tmp_path]
+        arguments += ["--grpo.model_name", "tiny", "--task.path", tmp_path]
     script(*arguments)
     said = " ".join(capsys.readouterr().out.split())
     counts = {"smoke": 4, "modes": 12, "thresholds": 60, "rules": 105, "study": 35, "explore": 24, "gsm8k_qwen": 9}
