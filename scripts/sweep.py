@@ -10,6 +10,8 @@ The same command again resumes what is not finished; more seeds or values only a
 import sys
 from pathlib import Path
 
+from rich.console import Console
+
 from overlaprl_ray.config.cli import run_script
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.tune.cli import parse_sweep_command
@@ -18,9 +20,7 @@ from overlaprl_ray.tune.cli import parse_sweep_command
 def main(argv: list[str]) -> None:
     """Parse, then run and show the tables, or print the plan."""
     sweep, folder, dry = parse_sweep_command(argv)
-    from rich.console import Console  # only now: a typo should not wait for torch and Ray
-
-    from overlaprl_ray.tune.run import dry_run, run_sweep
+    from overlaprl_ray.tune.run import dry_run, run_sweep  # only now: a typo should not wait for torch and Ray
 
     console = Console(soft_wrap=True, width=None if sys.stdout.isatty() else 200)  # a log file holds whole tables
     if dry:
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> None:
     show_tables(folder, console)
 
 
-def show_tables(folder: Path, console) -> None:
+def show_tables(folder: Path, console: Console) -> None:
     """Write the tables of everything in a sweep's folder and print the one of its settings."""
     from overlaprl_ray.reports.results import load, markdown, save, terminal_table
 

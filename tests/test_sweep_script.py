@@ -28,7 +28,7 @@ def command(*arguments: object) -> list[str]:
 
 def environment(**more: str) -> dict[str, str]:
     own = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}
-    return {**own, "PYTHONPATH": str(ROOT / "tests"), "OMP_NUM_THREADS": "1", **more}
+    return {**own, "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "OMP_NUM_THREADS": "1", **more}
 
 
 def call(*arguments: object, expected: int = 0, **more: str) -> str:

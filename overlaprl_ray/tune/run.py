@@ -87,10 +87,8 @@ def dry_run(sweep: Sweep, folder: Path, console: Console) -> None:
     left = [trial for trial in plan.trials if trial.name not in refused and not is_finished(trial.folder)]
     if sweep.optuna:
         left = [make_trial(sweep, Point({}), folder)] * sweep.tune.samples
-    total = len(plan.trials) or len(left)
-    _say(
-        console, f"{total} trials, {total - len(left)} of them finished or refused; {len(plan.dropped)} points dropped"
-    )
+    total, dropped = len(plan.trials) or len(left), len(plan.dropped)
+    _say(console, f"{total} trials, {total - len(left)} of them finished or refused; {dropped} points dropped")
     kinds = Counter((t.config.pipeline.mode, shown(trial_bundles(t.config, sweep.tune, nodes))) for t in left)
     for (mode, reserved), count in kinds.items():
         _say(console, f"each of {count} in mode {mode} reserves {reserved}")
@@ -194,7 +192,11 @@ def _check_outcome(sweep: Sweep, plan: Plan, folder: Path, ended: int) -> None:
             f"{len(failed)} of {total} trials failed (the first: {name}: {error}); the same command tries them again"
         )
     if left := total - (ended if sweep.optuna else sum(is_finished(path) for path in folders)):
-        lost = " (no folder of theirs is here: do all nodes share --dir?)" if ended and not any(folders) else ""
+        lost = (
+            " (no folder of theirs is here: do all nodes share --dir?)"
+            if ended and not any(path.exists() for path in folders)
+            else ""
+        )
         raise RunError(f"{left} of {total} trials are not finished{lost}; the same command resumes them")
 
 
