@@ -13,7 +13,7 @@ import pandas as pd
 import psutil
 import pytest
 import yaml
-from test_sweep_run import BASE, ROOT, merged, same_rows, script, trials_of
+from test_sweep_run import BASE, ROOT, merged, resumed_after, same_rows, script, trials_of
 
 from overlaprl_ray import ConfigError
 from overlaprl_ray.runs.recorder import is_time_field
@@ -213,8 +213,7 @@ def test_a_sweep_killed_in_its_middle_is_completed_by_the_same_command(tmp_path)
     assert out.count("] started ") == 3 - len(done)
     assert {file: file.stat().st_mtime_ns for file in before} == before
     for trial in under_way:
-        log = (folder / "logs" / f"{trial.name}.log").read_text()
-        step = int(log.rpartition("after step ")[2].split()[0])
+        (step,) = map(int, resumed_after(trial))
         assert step >= 3
         assert step % 3 == 0
     call(path, "--dir", tmp_path / "undisturbed")
