@@ -1,19 +1,17 @@
-"""What a trial reserves, and how many trials fit at once: closed forms, and no Ray."""
+"""What a trial reserves and where its actors go: closed forms, and no Ray."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from overlaprl_ray import ConfigError, ExperimentConfig
-from overlaprl_ray.tune.placement import Machine, schedule, strategy, trial_bundles
+from overlaprl_ray.tune.placement import strategy, trial_bundles
 from overlaprl_ray.tune.spec import TuneSettings
 
-TWO_CORES = Machine(((2.0, 0.0),))
-ONE_GPU = Machine(((2.0, 1.0),))
+TWO_CORES = [(2.0, 0.0)]
+ONE_GPU = [(2.0, 1.0)]
 
 
-def bundles(machine=TWO_CORES, tune=None, **groups):
-    return trial_bundles(ExperimentConfig(**groups), TuneSettings(**(tune or {})), machine)
+def bundles(nodes=TWO_CORES, tune=None, **groups):
+    return trial_bundles(ExperimentConfig(**groups), TuneSettings(**(tune or {})), nodes)
 
 
 def total(found, kind):
@@ -45,9 +43,6 @@ def test_on_a_gpu_its_shares_decide():
     found = bundles(ONE_GPU, resources=shares)
     assert [bundle["GPU"] for bundle in found] == [0.15, 0.1, 0.2]
     assert total(found, "CPU") == 0
-    assert schedule(4 * [found], 4 * [10.0], ONE_GPU, None) == (2, 20.0)
-    large = bundles(ONE_GPU, resources={**shares, "learner_gpu": 0.35})
-    assert schedule(4 * [large], 4 * [10.0], ONE_GPU, None) == (1, 40.0)
     with pytest.raises(ConfigError, match=r"1.15 GPU in all, but there are 1"):
         bundles(ONE_GPU, resources={**shares, "learner_gpu": 0.9})
     with pytest.raises(ConfigError, match=r"0.45 GPU in all, but there are 0"):
@@ -55,28 +50,11 @@ def test_on_a_gpu_its_shares_decide():
 
 
 def test_a_trial_stays_on_one_node_if_any_node_is_large_enough():
-    two_nodes = Machine(((2.0, 1.0), (2.0, 1.0)))
+    two_nodes = 2 * ONE_GPU
     thirds = bundles(two_nodes, resources={"generator_gpu": 0.3, "reference_gpu": 0.3, "learner_gpu": 0.3})
     assert strategy(thirds, two_nodes) == "STRICT_PACK"
-    assert schedule(4 * [thirds], 4 * [10.0], two_nodes, None) == (2, 20.0)
     whole = bundles(two_nodes, resources={"generator_gpu": 1.0, "reference_gpu": 0.0, "learner_gpu": 1.0})
     assert strategy(whole, two_nodes) == "PACK"
-    assert schedule(2 * [whole], 2 * [10.0], two_nodes, None) == (1, 20.0)
     assert all(sum(bundle.values()) > 0 for bundle in whole)  # Ray refuses an empty one
-
-
-def test_small_trials_fill_what_large_ones_leave():
-    sync, overlap = bundles(pipeline={"mode": "sync"}), bundles(pipeline={"mode": "overlap"})
-    assert schedule([sync, overlap, sync], [10.0, 10.0, 10.0], TWO_CORES, None) == (2, 20.0)
-    assert schedule([sync] * 4, [10.0] * 4, TWO_CORES, 1) == (1, 40.0)
-    assert schedule([], [], TWO_CORES, None) == (0, 0.0)
-
-
-@given(st.lists(st.tuples(st.floats(0.1, 2.0), st.floats(1.0, 100.0)), min_size=1, max_size=12), st.integers(1, 4))
-def test_no_schedule_beats_the_cores_nor_is_worse_than_one_by_one(trials, limit):
-    needs = [[{"CPU": cores}] for cores, _ in trials]
-    seconds = [length for _, length in trials]
-    most, whole = schedule(needs, seconds, TWO_CORES, limit)
-    assert 1 <= most <= limit
-    assert whole >= max(*seconds, sum(c * s for c, s in trials) / 2.0) - 1e-6
-    assert whole <= sum(seconds) + 1e-6
+    assert strategy([{"CPU": 1.5}, {"CPU": 1.5}], [(2.0, 0.0), (4.0, 0.0)]) == "STRICT_PACK"
+    assert strategy([{"CPU": 1.5}, {"CPU": 1.5}], 2 * TWO_CORES) == "PACK"

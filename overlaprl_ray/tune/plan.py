@@ -1,85 +1,105 @@
-"""What a sweep would do, before it does it: its trials, what they reserve, how many run at once, how long it takes.
+"""The trials of a sweep, named by what they are, and the points that are dropped, with the reason.
 
-dry_run(load_sweep("tune_configs/modes.yaml"), Path("runs/modes"), Console())
+A trial's name is the hash of its resolved configuration, so the same sweep called again recognises what it has done,
+and more seeds or values only add trials.
+
+    plan = plan_trials(load_sweep("tune_configs/thresholds.yaml"), Path("runs/thresholds"))
+    [trial.name for trial in plan.trials], plan.dropped
 """
 
-import json
-from collections import Counter
+import dataclasses
 from pathlib import Path
-from statistics import median
 
-from rich.console import Console
-
-from overlaprl_ray.tune.placement import START_S, Bundles, Machine, schedule, trial_bundles
-from overlaprl_ray.tune.progress import duration
-from overlaprl_ray.tune.run import check_trials, split_by_resources
+from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config.cli import build_config, merge
+from overlaprl_ray.config.identity import config_hash
+from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.tune.search_space import Point
-from overlaprl_ray.tune.spec import Plan, Sweep, TrialPlan, describe, make_trial, plan_trials
-from overlaprl_ray.tune.trainable import is_finished
+from overlaprl_ray.tune.spec import Sweep
+
+MOST_POINTS = 10_000  # a slip in a grid should not become a million folders
 
 
-def dry_run(sweep: Sweep, folder: Path, console: Console) -> None:
-    """Print the plan, then check what a run would check. Starts and writes nothing; raises `ConfigError`."""
-    machine = Machine.reachable()
-    if sweep.tune.search_algorithm == "basic":
-        plan = plan_trials(sweep, folder)
-        _show_trials(plan, console)
-        possible, refused = split_by_resources(sweep, plan, machine)
-        trials = [trial for trial in possible if not is_finished(trial.folder)]
-        for name, reason in refused.items():
-            console.print(f"refused {name}: {reason}", highlight=False, markup=False)
-    else:
-        plan = Plan([], [])
-        trials = [make_trial(sweep, Point({}), folder)] * sweep.tune.samples
-        for name, domain in sweep.space.shared.items():
-            console.print(f"{name}: {domain.kind} {list(domain.values)}", highlight=False, markup=False)
-    for line in summary_lines(sweep, plan, trials, folder, machine):
-        console.print(line, highlight=False, markup=False)
-    check_trials(sweep, plan, folder)
+@dataclasses.dataclass(frozen=True)
+class TrialPlan:
+    """One trial: its name, what sets it apart, and its whole configuration with the folder in it."""
+
+    name: str
+    point: Point
+    config: ExperimentConfig
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder."""
+        return Path(str(self.config.output.dir))
 
 
-def _show_trials(plan: Plan, console: Console) -> None:
-    """A line per trial, which no width of a terminal breaks."""
-    for trial in plan.trials:
-        state = "finished" if is_finished(trial.folder) else "to go on" if trial.folder.exists() else "new     "
-        case = f"{trial.point.case}: " if trial.point.case else ""
-        console.print(f"{trial.name}  {state}  {case}{describe(trial.point.settings)}", highlight=False, markup=False)
-    for reason, count in Counter(reason for _, reason in plan.dropped).items():
-        console.print(f"dropped {count}: {reason}", highlight=False, markup=False)
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The trials of a sweep in the order of starting, and the points left out with the reason.
+
+    Empty for a search by Optuna, which makes up its points as it goes.
+    """
+
+    trials: list[TrialPlan]
+    dropped: list[tuple[Point, str]]
+
+    def dropped_lines(self) -> list[str]:
+        """A line per reason, with the first point it applies to."""
+        by_reason: dict[str, list[Point]] = {}
+        for point, reason in self.dropped:
+            by_reason.setdefault(reason, []).append(point)
+        return [
+            f"dropped {len(points)} ({points[0]}{', ...' if len(points) > 1 else ''}): {reason}"
+            for reason, points in by_reason.items()
+        ]
 
 
-def summary_lines(sweep: Sweep, plan: Plan, trials: list[TrialPlan], folder: Path, machine: Machine) -> list[str]:
-    """Counts, resources, concurrency and time, as a person reads them; `trials` are those yet to be run."""
-    needs = [trial_bundles(trial.config, sweep.tune, machine) for trial in trials]
-    total = len(plan.trials) or len(trials)
-    lines = [f"{total} trials, {total - len(trials)} of them finished or refused; {len(plan.dropped)} points dropped"]
-    kinds = Counter((trial.config.pipeline.mode, _reserved(need)) for trial, need in zip(trials, needs, strict=True))
-    lines += [f"each of {count} in mode {mode} reserves {text}" for (mode, text), count in kinds.items()]
-    per_step, source = seconds_per_step(sweep, plan, folder)
-    seconds = [START_S + (per_step or 0.0) * trial.config.grpo.num_steps for trial in trials]
-    most, whole = schedule(needs, seconds, machine, sweep.tune.max_concurrent)
-    nodes = "; ".join(f"{cpus:g} CPU, {gpus:g} GPU" for cpus, gpus in machine.nodes)
-    lines.append(f"at most {most} at once on {nodes}")
-    if trials and per_step is None:
-        lines.append("time: unknown until a trial has finished; tune.seconds_per_step gives an estimate")
-    elif trials:
-        lines.append(f"time: about {duration(whole)} ({per_step:.2g} s per step {source}, {START_S:g} s per start)")
-    early = " (an upper limit: asha ends most trials early)" if sweep.tune.scheduler == "asha" else ""
-    return [*lines[:-1], lines[-1] + early]
+def plan_trials(sweep: Sweep, folder: Path) -> Plan:
+    """Every trial of a fixed sweep; dropped are points that the configuration refuses or that repeat another trial.
+
+    Raises `ConfigError` where no trial is left.
+    """
+    if sweep.optuna:
+        return Plan([], [])
+    trials: dict[str, TrialPlan] = {}
+    dropped: list[tuple[Point, str]] = []
+    for count, point in enumerate(sweep.space.points(sweep.tune.samples, sweep.tune.sample_seed)):
+        if count >= MOST_POINTS:
+            raise ConfigError(f"search: more than {MOST_POINTS:,} points; thin the grids or lower tune.samples")
+        try:
+            trial = make_trial(sweep, point, folder)
+        except ConfigError as error:
+            dropped.append((point, str(error).removeprefix("trial: ")))
+            continue
+        if trial.name in trials:
+            dropped.append((point, f"the same run as {trials[trial.name].point}"))
+        trials.setdefault(trial.name, trial)
+    if not trials:
+        point, reason = dropped[0]
+        raise ConfigError(f"search: none of {len(dropped)} points is valid, the first ({point}): {reason}")
+    return Plan(list(trials.values()), dropped)
 
 
-def _reserved(bundles: Bundles) -> str:
-    parts = [" + ".join(f"{amount:g} {kind}" for kind, amount in bundle.items() if amount) for bundle in bundles]
-    return f"[{'], ['.join(parts)}]"
+def make_trial(sweep: Sweep, point: Point, folder: Path) -> TrialPlan:
+    """The trial of a point. Raises `ConfigError` where the configuration refuses its settings together."""
+    assert isinstance(sweep.base, dict)
+    config = build_config(merge(sweep.base, point.settings), "trial")
+    name = config_hash(config)
+    output = config.output.model_copy(update={"dir": str(folder.absolute() / "trials" / name)})
+    return TrialPlan(name, point, config.model_copy(update={"output": output}))
 
 
-def seconds_per_step(sweep: Sweep, plan: Plan, folder: Path) -> tuple[float | None, str]:
-    """The median over the sweep's finished trials, else what its file says; and which of them it is."""
-    found = []
-    for path in sorted((folder / "trials").glob("*/summary.json")):
-        summary = json.loads(path.read_text(encoding="utf-8"))
-        if summary["status"] == "done" and summary["steps"]:
-            found.append(summary["wall_s"] / summary["steps"])
-    if found:
-        return median(found), f"in {len(found)} finished trials"
-    return sweep.tune.seconds_per_step, "by the sweep's file"
+def check_trials(trials: list[TrialPlan]) -> None:
+    """Data, rewards and models of every trial, before Ray starts. Raises `ConfigError` naming the trial."""
+    checked: set[str] = set()
+    for trial in trials:
+        config = trial.config.model_copy(update={"output": trial.config.output.model_copy(update={"dir": None})})
+        inputs = repr((config.task, config.grpo.model_name, config.model.reference, bool(config.grpo.beta)))
+        if inputs not in checked:
+            checked.add(inputs)
+            try:
+                check_inputs(config)
+            except ConfigError as error:
+                raise ConfigError(f"trial ({trial.point}): {error}") from None
