@@ -133,7 +133,7 @@ def test_a_driver_stopped_at_random_moments(tmp_path, mode, lag, number):
     slowest, writing = max(seconds for seconds, _, _ in seen), sum(writing for _, writing, _ in seen)
     if number == signal.SIGTERM:
         assert slowest < 30
-        assert log.read_text().count("go on with: python scripts/train.py --resume") == STOPS
+        assert log.read_text().count("resume with: python scripts/train.py --resume") == STOPS
     print(f"\n{mode}, {number.name}: {STOPS} stops ({writing} while a checkpoint was written), slowest {slowest:.1f} s")
 
 

@@ -111,8 +111,8 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_last_good_checkpoint_resum
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
     done = script("--resume", folder, env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "going on after step" in done.stdout
-    assert "going on after step 0" not in done.stdout
+    assert "resuming after step" in done.stdout
+    assert "resuming after step 0" not in done.stdout
     assert_same(outcome(folder), oracle(config))
 
 

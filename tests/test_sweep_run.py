@@ -169,7 +169,7 @@ def test_a_failed_trial_is_tried_again_from_its_checkpoint(local_ray, tmp_path, 
     run(sweep, tmp_path / "s")
     trial = next((tmp_path / "s" / "trials").iterdir())
     log = (tmp_path / "s" / "logs" / f"{trial.name}.log").read_text()
-    assert "going on after step 2" in log
+    assert "resuming after step 2" in log
     assert trials_of(tmp_path / "s")["status"].tolist() == ["done"]
     config = load_config(trial / "config.yaml", {"output.dir": str(tmp_path / "alone")})
     train(config, Console(quiet=True))  # the fault is gone

@@ -195,7 +195,7 @@ def test_a_sweep_killed_in_its_middle_is_completed_by_the_same_command(tmp_path)
     assert {file: file.stat().st_mtime_ns for file in before} == before
     for trial in under_way:
         log = (folder / "logs" / f"{trial.name}.log").read_text()
-        step = int(log.rpartition("going on after step ")[2].split()[0])
+        step = int(log.rpartition("resuming after step ")[2].split()[0])
         assert step >= 3
         assert step % 3 == 0
     call(path, "--dir", tmp_path / "undisturbed")

@@ -23,7 +23,7 @@ from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.reports.results import load, markdown, save, terminal_table
 from overlaprl_ray.runs.monitoring import greeting
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
-from overlaprl_ray.runtime.signals import Stopped, told_plainly
+from overlaprl_ray.runtime.signals import Stopped, reraise_stopped
 from overlaprl_ray.runtime.train import ray_running
 from overlaprl_ray.tune.placement import Machine, trial_bundles
 from overlaprl_ray.tune.progress import SweepProgress
@@ -50,7 +50,7 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console) -> None:
                 if context is not None and (line := greeting(context)):
                     console.print(line, highlight=False, markup=False)
                 try:
-                    with told_plainly():
+                    with reraise_stopped():
                         ended = _run(sweep, plan, folder, console)
                 except Stopped:  # SIGTERM; SIGINT ends Tune's loop
                     ended = 0
