@@ -88,7 +88,7 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
         found = ray.get(actor.__ray_call__.remote(lambda self: dict(os.environ)))
         assert (found["HF_HUB_OFFLINE"], found["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
     # a second set does not fit beside the first: it says so instead of hanging
-    short = config.model_copy(update={"resources": config.resources.model_copy(update={"start_timeout_s": 3.0})})
+    short = config.with_setting("resources.start_timeout_s", 3.0)
     with pytest.raises(RunError, match=r"timed out waiting for .*resources.start_timeout_s"):
         Actors(short, ready.task, ready.plan, run="second").start()
     started.stop()
@@ -114,8 +114,7 @@ def test_the_size_of_the_weights_is_what_the_learner_publishes():
     found = preflight(config)
     learner = build_learner(config, found.task)
     assert found.published_bytes == sum(array.nbytes for array in publish(0, learner.weights()).arrays.values())
-    half = config.model_copy(update={"model": config.model.model_copy(update={"dtype": "bfloat16"})})
-    assert preflight(half).published_bytes == found.published_bytes / 2
+    assert preflight(config.with_setting("model.dtype", "bfloat16")).published_bytes == found.published_bytes / 2
 
 
 def test_a_real_gpu_that_torch_cannot_use_ends_the_run():
