@@ -18,7 +18,10 @@ from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.runtime.train import train
 
 TITLES = {"generator": "ray::GeneratorActor", "reference": "ray::ReferenceActor", "learner": "ray::LearnerActor"}
-TRAIN = Path(__file__).parent.parent / "scripts" / "train.py"
+ROOT = Path(__file__).parent.parent
+TRAIN = ROOT / "scripts" / "train.py"
+# of a script's process: it imports this tree and the tests' reward functions, and joins no other Ray
+ENVIRONMENT = {"PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}", "RAY_ADDRESS": "local"}
 
 
 def config_of(folder, mode="overlap", lag=2, steps=12, **groups):
@@ -90,16 +93,17 @@ def write_config(path, config):
 def launch(*arguments, log):
     """scripts/train.py as a process of its own session."""
     command = [sys.executable, str(TRAIN), *map(str, arguments)]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parent), "RAY_ADDRESS": "local"}  # joins no other Ray
     with log.open("ab") as out:
-        return subprocess.Popen(command, stdout=out, stderr=out, env=environment, start_new_session=True)
+        return subprocess.Popen(
+            command, stdout=out, stderr=out, env={**os.environ, **ENVIRONMENT}, start_new_session=True
+        )
 
 
 def wait_until(condition, what, seconds=300.0):
     """Poll; fails naming what was waited for."""
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, f"waited in vain for {what}"
+        assert time.monotonic() < deadline, f"timed out waiting for {what}"
         time.sleep(0.02)
 
 

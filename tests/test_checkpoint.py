@@ -69,7 +69,7 @@ def saved(run, tmp_path_factory):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_learner_goes_on_from_it_bit_for_bit(tmp_path, dtype):
-    run = Run(CONFIG.model_copy(update={"model": CONFIG.model.model_copy(update={"dtype": dtype})}))
+    run = Run(CONFIG.with_setting("model.dtype", dtype))
     run.save(tmp_path)
     found = newest_checkpoint(tmp_path, run.config, notice=pytest.fail)
     assert (found.step, found.batches, found.weights_steps) == (2, (3,), (1,))
@@ -158,9 +158,9 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(run, tmp_path):
 def test_one_without_the_rollouts_that_follow_it_or_of_another_run_is_passed_over(run, tmp_path):
     run.save(tmp_path)
     notices = []
-    other = run.config.model_copy(update={"seed": 5})
+    other = run.config.with_setting("seed", 5)
     assert newest_checkpoint(tmp_path, other, notices.append) is None
-    shorter = run.config.model_copy(update={"grpo": run.config.grpo.model_copy(update={"num_steps": 2})})
+    shorter = run.config.with_setting("grpo.num_steps", 2)
     assert newest_checkpoint(tmp_path, shorter, notices.append) is None  # it holds batch 3, this run ends at 2
     assert "another configuration" in notices[0]
     assert "num_steps=2" in notices[1]

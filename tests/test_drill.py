@@ -41,7 +41,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 
 def long_run(folder, mode, lag, steps, max_restarts=1000):
     config = config_of(folder, mode, lag, steps, pipeline={"max_restarts": max_restarts})
-    return config.model_copy(update={"output": config.output.model_copy(update={"checkpoint_every": 10})})
+    return config.with_setting("output.checkpoint_every", 10)
 
 
 def writing_a_checkpoint(folder):
@@ -86,7 +86,7 @@ def test_actors_killed_at_random_moments(local_ray, tmp_path, mode, lag):
     rng, left, killed, writing, seed = random.Random(mode), KILLS, dict.fromkeys(TITLES, 0), 0, 0
     while left > 0:
         folder = tmp_path / f"run{seed}"
-        config = long_run(folder, mode, lag, steps=300).model_copy(update={"seed": seed})
+        config = long_run(folder, mode, lag, steps=300).with_setting("seed", seed)
         killer = Killer(folder, rng, left)
         killer.killed = dict(killed)
         killer.start()
@@ -133,7 +133,7 @@ def test_a_driver_stopped_at_random_moments(tmp_path, mode, lag, number):
     slowest, writing = max(seconds for seconds, _, _ in seen), sum(writing for _, writing, _ in seen)
     if number == signal.SIGTERM:
         assert slowest < 30
-        assert log.read_text().count("go on with: python scripts/train.py --resume") == STOPS
+        assert log.read_text().count("resume with: python scripts/train.py --resume") == STOPS
     print(f"\n{mode}, {number.name}: {STOPS} stops ({writing} while a checkpoint was written), slowest {slowest:.1f} s")
 
 

@@ -64,9 +64,7 @@ def test_rewards_at_fault_stop_the_run_or_cost_one_batch(tmp_path, value):
     with pytest.raises(BadBatch, match=r"batch 2: reward .*prompt"):
         replay(config_of("stop"))
     faulty.calls = 0
-    config = config_of("skip")
-    config = config.model_copy(update={"output": config.output.model_copy(update={"dir": str(tmp_path / "run")})})
-    summary = train_serially(config)
+    summary = train_serially(config_of("skip").with_setting("output.dir", str(tmp_path / "run")))
     rows = read_jsonl(tmp_path / "run" / "metrics.jsonl")
     assert [row["faults"] for row in rows] == [0, 1, 0, 0]
     assert [row["staleness/decision"] for row in rows][1] == "discard"

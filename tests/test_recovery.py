@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -21,6 +22,8 @@ from drill import (
 )
 
 from overlaprl_ray.errors import RunError
+from overlaprl_ray.runtime.queue import Ticket
+from overlaprl_ray.runtime.recovery import Recovery
 
 
 @pytest.mark.parametrize("victim", ["generator", "reference", "learner"])
@@ -51,3 +54,21 @@ def test_a_killed_driver_is_resumed_exactly_and_leaves_no_process(tmp_path):
     wait_until_gone(family, 30, but=AGENTS)
     assert launch("--resume", folder, log=log).wait(300) == 0, log.read_text()
     assert_same(outcome(folder), oracle(config))
+
+
+@pytest.mark.parametrize(("device", "ends"), [("cpu", True), ("cuda", False)])
+def test_a_repeated_step_may_give_other_numbers_only_where_the_learner_computes_on_a_gpu(device, ends):
+    """The driver is not asked: it may have no GPU, or be the only one to have one."""
+    said = []
+    learner = SimpleNamespace(device=SimpleNamespace(remote=lambda: device))
+    actors = SimpleNamespace(learner=learner, fetch=lambda reference, what: reference)
+    now, before = SimpleNamespace(metrics={"loss": 1.0}), SimpleNamespace(metrics={"loss": 1.0 + 1e-7})
+    recovery = Recovery(None, actors, said.append)
+    if ends:
+        with pytest.raises(RunError, match="step 3 gave other numbers"):
+            recovery._compare(Ticket(3, 2, calls={"train": now}, result=before))
+    else:
+        recovery._compare(Ticket(3, 2, calls={"train": now}, result=before))
+        assert "not exact" in said[0]
+    recovery._compare(Ticket(3, 2, calls={"train": now}, result=now))
+    assert len(said) == (not ends)

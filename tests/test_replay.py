@@ -30,8 +30,7 @@ def cumulative(rows):
 
 def run(config, folder):
     """A Ray run's rows and final weights."""
-    config = config.model_copy(update={"output": config.output.model_copy(update={"dir": str(folder)})})
-    summary = train(config)
+    summary = train(config.with_setting("output.dir", str(folder)))
     if config.pipeline.mode == "sync":
         assert summary["overlap_fraction"] == 0
     return untimed(read_jsonl(folder / "metrics.jsonl")), load_file(folder / "final" / "model.safetensors")
@@ -118,7 +117,7 @@ def test_rerun_is_identical_and_another_seed_is_not(local_ray, tmp_path):
     config = config_of("overlap", 2, grpo={"beta": 0.0})
     first, second = run(config, tmp_path / "a"), run(config, tmp_path / "b")
     assert_same(first, second)
-    other, weights = run(config.model_copy(update={"seed": 1}), tmp_path / "c")
+    other, weights = run(config.with_setting("seed", 1), tmp_path / "c")
     assert other != first[0]
     assert not all(torch.equal(weights[name], first[1][name]) for name in weights)
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.algorithm.schedule import evaluations, is_too_old, last_startable, weights_step
+from overlaprl_ray.algorithm.schedule import evaluations, is_too_old, last_older_batch, oldest_step, weights_step
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 
 
@@ -24,34 +24,42 @@ def test_evaluations_by_hand():
 @given(st.integers(0, 6), st.integers(1, 40), st.booleans(), st.data())
 def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
     """One generator, one learner; at each turn chance says whose work ends, and whether the batch is discarded."""
-    finished, started, made = 0, 0, []
-    generating: tuple[int, int] | None = None
+    finished, started = 0, 0
+    under_way = RolloutQueue(capacity=lag + 1)
+    made: list[int] = []
     version_after = {0: 0}
-    trained: list[int] = []
     while finished < num_steps:
-        if generating is None and started < last_startable(finished, lag, num_steps):
+        generating = started > finished + len(made)
+        if not generating and not under_way.full and started < num_steps:
             started += 1
-            generating = (started, weights_step(started, lag) if exact else finished)
-            assert generating[1] in version_after, "weights that do not exist yet"
-        choices = ["generate"] * (generating is not None) + ["train"] * bool(made)
+            under_way.put(Ticket(started, weights_step(started, lag) if exact else finished))
+            generating = True
+            assert under_way.newest.weights_step in version_after, "weights that do not exist yet, or were forgotten"
+        choices = ["generate"] * generating + ["train"] * bool(made)
         assert choices, "deadlock"
         if data.draw(st.sampled_from(choices)) == "generate":
-            assert generating is not None
-            made.append(generating)
-            generating = None
-            assert len(made) <= lag + 1
-        else:
-            batch, source = made.pop(0)
-            assert batch == finished + 1
-            assert not is_too_old(batch, source, lag)
-            if exact:
-                assert source == max(0, batch - 1 - lag)
-            else:
-                assert source >= max(0, batch - 1 - lag)
-            finished = batch
-            trained.append(batch)
-            version_after[batch] = version_after[batch - 1] + data.draw(st.integers(0, 1))  # 0: discarded
-    assert trained == list(range(1, num_steps + 1))
+            made.append(started)
+            continue
+        ticket = under_way.pop()
+        assert ticket.batch == made.pop(0) == finished + 1
+        assert not is_too_old(ticket.batch, ticket.weights_step, lag)
+        if exact:
+            assert ticket.weights_step == max(0, ticket.batch - 1 - lag)
+        finished = ticket.batch
+        version_after[finished] = version_after[finished - 1] + data.draw(st.integers(0, 1))  # 0: discarded
+        oldest = oldest_step(started + 1, lag) if exact else finished
+        version_after = {step: version for step, version in version_after.items() if step >= oldest}
+    assert started == num_steps
+    assert not len(under_way)
+
+
+@given(st.integers(0, 6), st.integers(1, 40), st.data())
+def test_what_is_forgotten_is_never_asked_for_again(lag, num_steps, data):
+    batch = data.draw(st.integers(1, num_steps))
+    assert oldest_step(batch, lag) == min(weights_step(later, lag) for later in range(batch, num_steps + 1))
+    step = data.draw(st.integers(1, num_steps))
+    older = [later for later in range(step + 1, num_steps + 1) if weights_step(later, lag) < step]
+    assert last_older_batch(step, lag, num_steps) == max(older, default=step)
 
 
 def test_is_too_old_at_the_bound():
@@ -59,20 +67,16 @@ def test_is_too_old_at_the_bound():
     assert is_too_old(5, 1, lag=2)
 
 
-def ticket(batch):
-    return Ticket(batch, 0, [], None)
-
-
 def test_queue_is_bounded_ordered_and_first_in_first_out():
     queue = RolloutQueue(capacity=2)
     assert queue.newest is None
-    queue.put(ticket(1))
-    queue.put(ticket(2))
+    queue.put(Ticket(1, weights_step=0))
+    queue.put(Ticket(2, weights_step=0))
     assert queue.full
     with pytest.raises(ValueError, match="full"):
-        queue.put(ticket(3))
+        queue.put(Ticket(3, weights_step=0))
     assert queue.pop().batch == 1
     with pytest.raises(ValueError, match="cannot follow"):
-        queue.put(ticket(4))
-    queue.put(ticket(3))
+        queue.put(Ticket(4, weights_step=0))
+    queue.put(Ticket(3, weights_step=0))
     assert (queue.head.batch, queue.newest.batch, len(queue)) == (2, 3, 2)

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from overlaprl_ray.runtime.signals import Stopped, stoppable, told_plainly
+from overlaprl_ray.runtime.signals import Stopped, reraise_stopped, stoppable
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
@@ -43,11 +43,11 @@ def test_a_later_block_begins_anew():
             signal.raise_signal(signal.SIGTERM)
 
 
-def test_a_stop_in_compiled_code_is_told_plainly():
-    with pytest.raises(Stopped, match="SIGTERM"), told_plainly():
+def test_a_stop_in_compiled_code_is_reraise_stopped():
+    with pytest.raises(Stopped, match="SIGTERM"), reraise_stopped():
         raise SystemError("<cyfunction> returned a result with an exception set") from Stopped("SIGTERM")
 
 
 def test_other_system_errors_stay_what_they_are():
-    with pytest.raises(SystemError, match="bad call"), told_plainly():
+    with pytest.raises(SystemError, match="bad call"), reraise_stopped():
         raise SystemError("bad call")

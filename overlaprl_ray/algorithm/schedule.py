@@ -12,14 +12,19 @@ def weights_step(batch: int, lag: int) -> int:
     return max(0, batch - 1 - lag)
 
 
-def last_startable(finished: int, lag: int, num_steps: int) -> int:
-    """The newest batch that may have started once `finished` steps are done."""
-    return min(finished + 1 + lag, num_steps)
+def oldest_step(batch: int, lag: int) -> int:
+    """The oldest step whose weights this batch, or any after it, may need: all older weights can be dropped."""
+    return weights_step(batch, lag)
+
+
+def last_older_batch(step: int, lag: int, num_steps: int) -> int:
+    """The last batch that weights older than those after `step` generate: a checkpoint keeps the rollouts up to it."""
+    return min(step + lag, num_steps)
 
 
 def is_too_old(batch: int, made_after: int, lag: int) -> bool:
     """Whether a rollout breaks the bound: more than lag+1 batches from the start of its generation to its training."""
-    return made_after < weights_step(batch, lag)
+    return made_after < oldest_step(batch, lag)
 
 
 def evaluations(num_steps: int, every: int) -> list[int]:

@@ -4,7 +4,7 @@
 """
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -47,6 +47,11 @@ class Group(BaseModel):
             kind = "true or false" if wants_bool else "neither true nor false"
             raise PydanticCustomError("bool_type", "input should be {kind}", {"kind": kind})
         return value
+
+    def with_setting(self, name: str, value: Any) -> Self:
+        """A copy with one setting changed, by its dotted name: `config.with_setting("output.dir", "runs/x")`."""
+        field, _, rest = name.partition(".")
+        return self.model_copy(update={field: getattr(self, field).with_setting(rest, value) if rest else value})
 
 
 class GRPOConfig(Group):

@@ -59,10 +59,6 @@ class GeneratorActor(Watched):
         self.sampler = build_sampler(config, task, device, share, gpu if device == "cuda" else 0.0)
         self.loaded_step = -1
 
-    def ready(self) -> bool:
-        """Answers once the model is loaded."""
-        return True
-
     @during("generate")
     def generate(self, batch: int, weights_step: int, published: Published) -> Rollout:
         """This generator's share of a batch, with the weights after `weights_step`."""
@@ -91,10 +87,6 @@ class ReferenceActor(Watched):
         super().__init__(config)
         self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu))
 
-    def ready(self) -> bool:
-        """Answers once the model is loaded."""
-        return True
-
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
         """Reference logprobs of a batch; `after` only makes the call wait until that step is done."""
@@ -106,15 +98,16 @@ class LearnerActor(Watched):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
         super().__init__(config)
+        self.config = config
         self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
         self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
         self.tokenizer = load_tokenizer(config.grpo.model_name)
         self.writer = CheckpointWriter(config, self.tokenizer)
         self.finished = 0  # steps
 
-    def ready(self) -> bool:
-        """Answers once the model is loaded."""
-        return True
+    def device(self) -> str:
+        """What it computes on: "cpu" or "cuda"."""
+        return self.learner.model.device.type
 
     @during("publish")
     def publish(self) -> Published:
@@ -122,7 +115,7 @@ class LearnerActor(Watched):
         return publish(self.learner.version, self.learner.weights())
 
     @during("train")
-    def step(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
+    def train(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
         """One training step; its numbers and the weights after it, as two objects. Every batch once, in order."""
         rollout = merge(shares)
         if rollout.batch != self.finished + 1:
@@ -137,44 +130,45 @@ class LearnerActor(Watched):
         return self.reference.score(rollout)
 
     @during("save")
-    def begin_checkpoint(self, run: str, step: int) -> None:
+    def begin_checkpoint(self, run: Path, step: int) -> None:
         """Copy the state after the step just done; it is written beside the steps that follow."""
         if self.finished == step:  # else that step failed, and will be submitted again with its checkpoint
-            self.writer.begin(Path(run), step, self.learner)
+            self.writer.begin(run, step, self.learner)
 
     @during("save")
-    def complete_checkpoint(self, begun: None, run: str, step: int, generators: int, *shares: Rollout) -> int:
-        """Add the rollouts of the batches after it (`generators` shares each); returns the step.
+    def complete_checkpoint(self, begun: None, run: Path, step: int, *shares: Rollout) -> None:
+        """Add the rollouts of the batches after it, share by share.
 
-        `begun` is what `begin_checkpoint` gave: as an argument, so that its error becomes this call's.
+        `begun` is what `begin_checkpoint` returned: as an argument, so that its error becomes this call's.
         """
-        batches = [shares[i : i + generators] for i in range(0, len(shares), generators)]
-        self.writer.complete(Path(run), step, batches)
-        return step
+        count = self.config.resources.num_generators
+        self.writer.complete(run, step, [shares[i : i + count] for i in range(0, len(shares), count)])
 
-    def restore(self, checkpoint: str, step: int) -> list[Published | Rollout] | Published:
-        """Go on from a checkpoint: the weights after it, then the rollouts it holds, share by share."""
-        self.learner.load(load_trainer(Path(checkpoint)))
+    def restore(self, checkpoint: Path, step: int) -> list[Published | Rollout] | Published:
+        """Resume from a checkpoint: the weights after it, then the rollouts it holds, share by share."""
+        self.learner.load(load_trainer(checkpoint))
         self.finished = step
-        shares = [share for batch in load_rollouts(Path(checkpoint)) for share in batch]
+        shares = [share for batch in load_rollouts(checkpoint) for share in batch]
         return [self.publish(), *shares] if shares else self.publish()
 
     @during("save")
-    def save(self, folder: str) -> None:
+    def save(self, folder: Path) -> None:
         """Policy (float32 masters where there are some) and tokenizer as a Hugging Face folder, whole or not there.
 
         Under LoRA it holds the adapter, and merged/ the whole model where `output.merge_lora`.
         """
-        scratch = f"{folder}.part"
+        scratch = folder.with_name(f"{folder.name}.part")
         shutil.rmtree(scratch, ignore_errors=True)
         try:
             self.learner.saver()(scratch)
             self.tokenizer.save_pretrained(scratch)
-            if self.learner.config.output.merge_lora:
-                self.learner.master_copy().save_pretrained(f"{scratch}/merged")
-                self.tokenizer.save_pretrained(f"{scratch}/merged")
+            if self.config.output.merge_lora:
+                self.learner.master_copy().save_pretrained(scratch / "merged")
+                self.tokenizer.save_pretrained(scratch / "merged")
             shutil.rmtree(folder, ignore_errors=True)
             os.replace(scratch, folder)
         except OSError as error:
             shutil.rmtree(scratch, ignore_errors=True)
-            raise RunError(f"'{folder}' cannot be written ({error.strerror or error}); make room for it") from error
+            raise RunError(
+                f"'{folder}' cannot be written ({error.strerror or error}); free some space, or fix the permissions"
+            ) from error

@@ -33,9 +33,12 @@ class Preflight:
     published_bytes: int  # of one set of weights
 
 
-def preflight(config: ExperimentConfig, resuming: bool = False) -> Preflight:
-    """Check output, models' files, task, rewards, resources and models, cheapest first. Raises `ConfigError`."""
-    task = check_inputs(config, resuming)
+def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | None = None) -> Preflight:
+    """Check output, models' files, task, rewards, resources and models, cheapest first. Raises `ConfigError`.
+
+    `task`: what `check_inputs` returned, where it was called before.
+    """
+    task = task or check_inputs(config, resuming)
     check_loggers(config)
     plan = plan_resources(config, available_gpus())
     if TINY in (config.grpo.model_name, config.model.reference):

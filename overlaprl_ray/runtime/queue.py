@@ -1,7 +1,7 @@
-"""What waits between the actors: object references, stamped, in order, never more than the schedule allows.
+"""What waits between the actors: batches as tickets, in order, never more than the schedule allows.
 
 queue = RolloutQueue(capacity=3)
-queue.put(Ticket(batch=1, weights_step=0, shares=[...], scores=None, result=...))
+queue.put(Ticket(batch=1, weights_step=0))
 """
 
 import dataclasses
@@ -9,20 +9,29 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+from overlaprl_ray.workers.metrics import StepResult
 
-@dataclasses.dataclass(frozen=True)
+
+@dataclasses.dataclass
 class Ticket:
-    """One batch on its way: who made it, and references to all that becomes of it."""
+    """One batch, with references to what becomes of it: one per call, by the call's name."""
 
     batch: int
     weights_step: int  # the step whose weights generate it
-    shares: list[Any]  # -> Rollout, one per generator
-    scores: Any | None  # -> Scores
-    result: Any = None  # -> StepResult
+    evaluations: list[int] = dataclasses.field(default_factory=list)  # steps evaluated ahead of it, to be collected
+    calls: dict[str, Any] = dataclasses.field(default_factory=dict)  # None: lost with an actor
+    result: StepResult | None = None  # once it is collected
 
-    def with_result(self, result: Any) -> "Ticket":
-        """The same batch, submitted to the learner."""
-        return dataclasses.replace(self, result=result)
+    def call(self, name: str, method: Any, *arguments: Any) -> Any:
+        """The reference to a call's result; submits the call unless that was done before."""
+        if self.calls.get(name) is None:
+            self.calls[name] = method.remote(*arguments)
+        return self.calls[name]
+
+    @property
+    def shares(self) -> list[Any]:
+        """References to its rollout: a share of each generator."""
+        return [reference for name, reference in self.calls.items() if name.startswith("generate")]
 
 
 class RolloutQueue:
@@ -62,5 +71,5 @@ class RolloutQueue:
         self._tickets.append(ticket)
 
     def pop(self) -> Ticket:
-        """Take the oldest batch: with its references go the objects in the store."""
+        """Take the oldest batch. Ray frees its objects once nobody holds the ticket."""
         return self._tickets.popleft()

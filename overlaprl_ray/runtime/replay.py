@@ -12,11 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.schedule import evaluations, weights_step
+from overlaprl_ray.algorithm.schedule import evaluations, oldest_step, weights_step
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.rollout import merge
 from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
 from overlaprl_ray.workers.generator import Sampler
 from overlaprl_ray.workers.metrics import Evaluation, StepResult
@@ -24,27 +25,37 @@ from overlaprl_ray.workers.metrics import Evaluation, StepResult
 
 def replay(
     config: ExperimentConfig,
-    on_step: Callable[[StepResult], None] = lambda result: None,
+    on_step: Callable[[StepResult], None] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
+    task: Task | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
     """Run a configuration; returns the metrics rows (without times and memory) and the final weights.
 
-    Held-out evaluations are made for `on_evaluation` only. Raises `ConfigError`, `RunError`.
+    Held-out evaluations are made for `on_evaluation` only. With a `task` the configuration counts as checked. Raises
+    `ConfigError`, `RunError`.
     """
-    torch.set_num_threads(config.resources.threads)
     if config.pipeline.schedule != "exact":
         raise ConfigError("pipeline.schedule = 'latest': only 'exact' can be replayed; its weights follow from timing")
-    count = config.resources.num_generators
-    task = preflight(without_folder(config)).task
+    torch.set_num_threads(config.resources.threads)
+    task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
+    count, steps = config.resources.num_generators, config.grpo.num_steps
     learner = build_learner(config, task)
     samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
     reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
-    published = {0: (0, _copy(learner.weights()))}  # step -> (version, weights) after it
-    to_evaluate = evaluations(config.grpo.num_steps, config.output.eval_every) if on_evaluation else []
-    rows: list[dict[str, Any]] = []
-    for step in range(1, config.grpo.num_steps + 1):
-        if on_evaluation and step - 1 in to_evaluate:
-            on_evaluation(_evaluate(samplers[0], step - 1, *published[step - 1]))
+    due = evaluations(steps, config.output.eval_every)
+    published: dict[int, tuple[int, dict[str, Tensor]]] = {}  # step -> (version, weights) after it
+    rows = []
+
+    def publish(step: int) -> None:
+        """Keep a copy of the weights, without those that no batch to come needs; evaluate them where that is due."""
+        published[step] = (learner.version, {name: value.clone() for name, value in learner.weights().items()})
+        for old in [s for s in published if s < oldest_step(step + 1, config.lag)]:
+            del published[old]
+        if on_evaluation and step in due:
+            on_evaluation(_evaluate(samplers[0], step, *published[step]))
+
+    publish(0)
+    for step in range(1, steps + 1):
         source = weights_step(step, config.lag)
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
@@ -52,17 +63,10 @@ def replay(
         scores = reference.score(rollout) if reference else None
         result = learner.step(rollout, scores)
         rows.append(result.metrics)
-        on_step(result)
-        published[step] = (learner.version, _copy(learner.weights()))
-        published.pop(source - 1, None)
-    if on_evaluation:
-        on_evaluation(_evaluate(samplers[0], config.grpo.num_steps, *published[config.grpo.num_steps]))
-    return rows, published[config.grpo.num_steps][1]
-
-
-def without_folder(config: ExperimentConfig) -> ExperimentConfig:
-    """The configuration without an output folder, which a replay does not write to."""
-    return config.model_copy(update={"output": config.output.model_copy(update={"dir": None})})
+        if on_step:
+            on_step(result)
+        publish(step)
+    return rows, published[steps][1]
 
 
 def _evaluate(sampler: Sampler, step: int, version: int, weights: dict[str, Tensor]) -> Evaluation:
@@ -70,7 +74,3 @@ def _evaluate(sampler: Sampler, step: int, version: int, weights: dict[str, Tens
     sampler.engine.load_weights(version, weights)
     accuracy, n = sampler.evaluate()
     return Evaluation(step, version, accuracy, n, (started, time.time()))
-
-
-def _copy(weights: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.clone() for name, value in weights.items()}

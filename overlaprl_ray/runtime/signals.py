@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM end a run cleanly: actors stopped, files whole, and a line on how to go on.
+"""SIGINT and SIGTERM end a run cleanly: actors stopped, files whole, and a line on how to resume it.
 
 with stoppable():
     train_for_hours()      # raises Stopped; a second SIGINT ends the process at once
@@ -49,8 +49,8 @@ def stoppable() -> Iterator[None]:
 
 
 @contextmanager
-def told_plainly() -> Iterator[None]:
-    """`Stopped` where a compiled function (as Ray's are) that it came through made a `SystemError` of it."""
+def reraise_stopped() -> Iterator[None]:
+    """Raise `Stopped` where a compiled function that it passed through, as Ray's are, made a `SystemError` of it."""
     try:
         yield
     except SystemError as error:

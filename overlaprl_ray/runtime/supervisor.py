@@ -1,8 +1,8 @@
-"""Starting the actors, waiting for them, and finding out which of them died.
+"""Starting the actors, waiting for what they return, and finding out which of them died.
 
 actors = Actors(config, task, plan, run="demo")
 actors.start()
-fetch(actors.learner.publish.remote(), "the initial weights", 60.0, "pipeline.timeout_s")
+actors.fetch(actors.learner.publish.remote(), "the initial weights")
 """
 
 import gc
@@ -23,10 +23,11 @@ from overlaprl_ray.runtime.resources import Plan
 from overlaprl_ray.tasks import Task
 
 NAME_FREE_S = 30.0  # how long a dead actor's name may stay taken
+AVAILABLE_S = 60.0  # how long fetching a result that exists may take
 
 
 class ActorDied(RunError):
-    """A call could not be answered since an actor's process is gone, or the result it had made."""
+    """A call has no result because an actor's process is gone, or with it the result it had made."""
 
 
 class Actors:
@@ -34,8 +35,9 @@ class Actors:
 
     def __init__(self, config: ExperimentConfig, task: Task, plan: Plan, run: str):
         self.config, self.plan, self.run = config, plan, run
+        self._roles = self._in_order()
         self._task = ray.put(task)
-        self._handles: dict[str, Any] = {}
+        self._handles: dict[str, Any] = {}  # None: dead, and not started anew yet
 
     @property
     def generators(self) -> list[Any]:
@@ -55,30 +57,32 @@ class Actors:
     def start(self) -> None:
         """Start them all and wait until each has loaded its model. Raises `RunError`; then none is left."""
         try:
-            for role in self._roles():
+            for role in self._roles:
                 self._handles[role] = self._launch(role)
-            self._wait_ready(list(self._handles))
+            self._wait_ready(list(self._roles))
         except BaseException:
             self.stop()
             raise
 
-    def _roles(self) -> list[str]:
-        """In the order of `Plan.shares`."""
+    def _in_order(self) -> dict[str, list[Any]]:
+        """Each role's class and its arguments of its own, in the order of `Plan.shares`."""
         count = self.plan.num_generators
-        generators = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-        return [*generators, *(["reference"] if self.plan.needs_reference else []), "learner"]
+        names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
+        roles = {name: [GeneratorActor, (i, count)] for i, name in enumerate(names)}
+        if self.plan.needs_reference:
+            roles["reference"] = [ReferenceActor]
+        return {**roles, "learner": [LearnerActor]}
 
     def restart(self, role: str) -> None:
         """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
         if self._handles[role] is not None:
-            ray.kill(self._handles[role])  # dead already, or half: its name is free only without it
+            ray.kill(self._handles[role])  # dead or dying: its name is free only without it
         self._handles[role] = None
         gc.collect()  # and without any handle of it
         deadline = time.monotonic() + NAME_FREE_S
-        while True:
+        while self._handles[role] is None:
             try:
                 self._handles[role] = self._launch(role)
-                break
             except RunError:
                 if time.monotonic() > deadline:
                     raise
@@ -86,15 +90,15 @@ class Actors:
         self._wait_ready([role])
 
     def dead(self) -> list[str]:
-        """The roles whose process is gone; asked when all work in flight has ended one way or the other."""
-        limit, found = self.config.pipeline.timeout_s, [r for r, handle in self._handles.items() if handle is None]
-        replies = {role: handle.ready.remote() for role, handle in self._handles.items() if handle is not None}
+        """The roles whose process is gone; to be asked when all calls under way have ended one way or the other."""
+        dead = [role for role, handle in self._handles.items() if handle is None]
+        replies = {role: handle.__ray_ready__.remote() for role, handle in self._handles.items() if handle is not None}
         for role, reply in replies.items():
             try:
-                fetch(reply, f"{self.run}/{role} to say that it lives", limit, "pipeline.timeout_s")
+                self.fetch(reply, f"{self.run}/{role} to say that it is alive")
             except ActorDied:
-                found.append(role)
-        return found
+                dead.append(role)
+        return dead
 
     def stop(self) -> None:
         """End every actor's process."""
@@ -102,36 +106,37 @@ class Actors:
             if handle is not None:
                 ray.kill(handle)
 
+    def fetch(self, reference: Any, what: str) -> Any:
+        """The result behind a reference, within `pipeline.timeout_s`. Raises `RunError`, `ActorDied`."""
+        return fetch(reference, what, self.config.pipeline.timeout_s, "pipeline.timeout_s")
+
     def _launch(self, role: str) -> Any:
-        threads = {name: str(self.plan.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        if self.config.lag:  # actors run at the same time: threads that wait must leave the cores to the others
-            threads["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
-        # what the driver can import (a user's reward functions), actors can
-        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
-        # a Ray that runs already knows nothing of what the driver has found out about the hub (checks/hub.py)
-        hub = {name: os.environ[name] for name in ("HF_HUB_OFFLINE",) if name in os.environ}
-        variables = {**threads, **hub, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}
-        environment = {"env_vars": variables}
-        kind: type
-        more: tuple[Any, ...] = ()
-        if role == "learner":
-            kind, gpu = LearnerActor, self.plan.learner_gpu
-        elif role == "reference":
-            kind, gpu = ReferenceActor, self.plan.reference_gpu
-        else:
-            index = int(role.partition("-")[2] or 0)
-            kind, gpu = GeneratorActor, self.plan.generator_gpu
-            more = ((index, self.plan.num_generators),)
-        # no CPUs are asked for: three actors must fit two cores; threads are what bounds their use
-        options = {"name": f"{self.run}/{role}", "num_gpus": gpu, "num_cpus": 0, "runtime_env": environment}
-        options |= own_bundle(self._roles().index(role), self.plan.shares)
+        (kind, *arguments), place = self._roles[role], list(self._roles).index(role)
+        options = {
+            "name": f"{self.run}/{role}",
+            "num_gpus": self.plan.shares[place],
+            "num_cpus": 0,  # three actors must fit two cores; threads are what bounds their use
+            "runtime_env": {"env_vars": self._environment()},
+            **own_bundle(place, self.plan.shares),
+        }
         try:
-            return ray.remote(kind).options(**options).remote(self.config, self._task, gpu, *more)
-        except ValueError as error:  # Ray's word for a name that is taken
+            actor = ray.remote(kind).options(**options)
+            return actor.remote(self.config, self._task, self.plan.shares[place], *arguments)
+        except ValueError as error:  # what Ray raises where the name is taken
             raise RunError(f"actor {self.run}/{role} cannot be started ({error}); give another output.dir") from error
 
+    def _environment(self) -> dict[str, str]:
+        variables = {name: str(self.plan.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
+        if self.config.lag:  # actors run at the same time: threads that wait must leave the cores to the others
+            variables["OMP_WAIT_POLICY"] = os.environ.get("OMP_WAIT_POLICY", "PASSIVE")
+        if "HF_HUB_OFFLINE" in os.environ:  # the driver may have set it after this Ray was started
+            variables["HF_HUB_OFFLINE"] = os.environ["HF_HUB_OFFLINE"]
+        # what the driver can import (a user's reward functions), actors can
+        paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        return {**variables, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}
+
     def _wait_ready(self, roles: list[str]) -> None:
-        replies = {role: self._handles[role].ready.remote() for role in roles}
+        replies = {role: self._handles[role].__ray_ready__.remote() for role in roles}
         deadline = time.monotonic() + self.config.resources.start_timeout_s
         for role, reply in replies.items():
             left = deadline - time.monotonic()
@@ -145,7 +150,7 @@ def own_bundle(place: int, shares: Sequence[float]) -> dict[str, Any]:
     """
     group = ray.util.get_current_placement_group()
     if group is None or len(group.bundle_specs) != len(shares):
-        return {}  # no group, or one of somebody else's making: Ray finds a place
+        return {}  # no group, or somebody else's: Ray finds a place
     if any(bundle.get("GPU", 0.0) < share for bundle, share in zip(group.bundle_specs, shares, strict=True)):
         return {}
     return {"scheduling_strategy": PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=place)}
@@ -156,33 +161,42 @@ def fetch(reference: Any, what: str, timeout_s: float, setting: str) -> Any:
     try:
         return ray.get(reference, timeout=max(0.0, timeout_s))
     except ray.exceptions.GetTimeoutError:
-        raise in_vain(what, setting) from None
-    except ray.exceptions.RayTaskError as error:
-        raise _known(error, what) from error
-    except (ray.exceptions.RayActorError, ray.exceptions.ObjectLostError) as error:
-        raise _death(error, what) from error
+        raise timeout_error(what, setting) from None
+    except ray.exceptions.RayError as error:
+        raise _run_error(error, what) from error
 
 
-def in_vain(what: str, setting: str) -> RunError:
-    """The end of a wait that found nothing."""
-    return RunError(f"waited in vain for {what} ({setting} ran out); does an actor hang? else raise it")
+def is_available(reference: Any | None) -> bool:
+    """Whether a call was made, and left a result when it ended."""
+    if reference is None:
+        return False
+    try:
+        ray.get(reference, timeout=AVAILABLE_S)
+    except ray.exceptions.GetTimeoutError:
+        raise RunError(f"timed out after {AVAILABLE_S:g} s fetching a result that exists; is its node gone?") from None
+    except ray.exceptions.RayError:
+        return False
+    return True
 
 
-def _known(error: Any, what: str) -> Exception:
-    """Our own errors as they were raised in the actor; any other with its type, and the traceback as its cause."""
-    cause = error.cause
-    while isinstance(cause, ray.exceptions.RayTaskError):
-        cause = cause.cause
-    if isinstance(cause, ray.exceptions.RayActorError | ray.exceptions.ObjectLostError):
-        return _death(cause, what)
-    if isinstance(cause, RunError | ConfigError):
-        return RunError(str(cause))
-    return RunError(f"failed while waiting for {what}: {type(cause).__name__}: {str(cause).strip()}")
+def timeout_error(what: str, setting: str) -> RunError:
+    """What a wait that took too long ends with; `setting` is its limit."""
+    return RunError(f"timed out waiting for {what} (raise {setting} if it is merely slow)")
 
 
-def _death(error: Exception, what: str) -> ActorDied:
-    """Ray tells of an actor's end in many coloured lines: the first says that, the last says why."""
+def _run_error(error: Any, what: str) -> Exception:
+    """Our own errors as they were raised in the actor; an actor's death; any other with its type."""
+    while isinstance(error, ray.exceptions.RayTaskError):
+        error = error.cause
+    if isinstance(error, ray.exceptions.RayActorError | ray.exceptions.ObjectLostError):
+        return ActorDied(f"an actor died while waiting for {what}: {_reason(error)}")
+    if isinstance(error, RunError | ConfigError):
+        return RunError(str(error))
+    return RunError(f"failed while waiting for {what}: {type(error).__name__}: {str(error).strip()}")
+
+
+def _reason(error: Exception) -> str:
+    """Ray reports an actor's end in many coloured lines: the first says that, the last says why."""
     lines = re.sub(r"\x1b\[[0-9;]*m", "", str(error)).strip().splitlines()
     reason = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1].strip()}"
-    reason = reason.partition(" Some common causes")[0]  # a paragraph of advice
-    return ActorDied(f"an actor died while waiting for {what}: {reason}")
+    return reason.partition(" Some common causes")[0]  # a paragraph of advice

@@ -25,7 +25,7 @@ from rich.console import Console
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.monitoring import greeting
 from overlaprl_ray.runtime.inputs import check_writable
-from overlaprl_ray.runtime.signals import Stopped, told_plainly
+from overlaprl_ray.runtime.signals import Stopped, reraise_stopped
 from overlaprl_ray.runtime.train import ray_running
 from overlaprl_ray.tune.placement import Nodes, present_nodes, shown, trial_bundles
 from overlaprl_ray.tune.plan import Plan, check_trials, make_trial, plan_trials
@@ -59,7 +59,7 @@ def run_sweep(sweep: Sweep, folder: Path, console: Console) -> None:
                 if context is not None and (line := greeting(context)):
                     _say(console, line)
                 try:
-                    with told_plainly():
+                    with reraise_stopped():
                         ended = _run(sweep, plan, folder, console)
                 except Stopped:  # SIGTERM; SIGINT ends Tune's loop
                     ended = 0

@@ -101,7 +101,7 @@ def leave_error(trial: TrialPlan, error: BaseException | str) -> str:
     """Write and return one line about what ended a trial (with its configuration, if it never began)."""
     is_message = isinstance(error, ConfigError | RunError | str)
     line = " ".join((f"{error}" if is_message else f"{type(error).__name__}: {error}").split())[:2000]
-    line = line.partition("; go on with:")[0]  # that is for a single run; here the sweep's own command does it
+    line = line.partition("; resume with:")[0]  # that is for a single run; here the sweep's own command does it
     trial.folder.mkdir(parents=True, exist_ok=True)
     if not (trial.folder / "config.yaml").exists():
         settings = trial.config.model_dump(mode="json")
