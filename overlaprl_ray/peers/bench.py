@@ -23,7 +23,7 @@ from rich.console import Console
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.grpo import TINY
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.models.tiny import ensure_tiny
+from overlaprl_ray.models.tiny import tiny_folder
 from overlaprl_ray.peers.arms import Arm, Job, Track, config_of, never_ending
 from overlaprl_ray.peers.measure import measure
 from overlaprl_ray.peers.report import write_report
@@ -111,7 +111,7 @@ def with_model(plan: Plan, folder: Path) -> ExperimentConfig:
     name = config.grpo.model_name
     if name == TINY:
         torch.set_num_threads(1)  # its bits depend on them, as do all arms on these
-        name = str(ensure_tiny(config.model.tiny, preflight(config).task.train))
+        name = str(tiny_folder(config.model.tiny, preflight(config).task.train))
     if plan.work in SPEED:
         name = str(never_ending(name, folder / "model"))
     return config.model_copy(update={"grpo": config.grpo.model_copy(update={"model_name": name})})

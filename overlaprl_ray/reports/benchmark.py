@@ -24,7 +24,7 @@ from rich.console import Console
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.grpo import TINY
-from overlaprl_ray.models.tiny import ensure_tiny
+from overlaprl_ray.models.tiny import tiny_folder
 from overlaprl_ray.reports.benchmark_report import write_report
 from overlaprl_ray.runs.recorder import environment
 from overlaprl_ray.runs.summary import STAGES, WARM_UP, bounds
@@ -110,7 +110,7 @@ def _with_one_model(config: ExperimentConfig, task: Task) -> ExperimentConfig:
     @ray.remote(num_cpus=0, runtime_env={"env_vars": {"OMP_NUM_THREADS": str(config.resources.threads)}})
     def build() -> str:
         torch.set_num_threads(config.resources.threads)
-        return str(ensure_tiny(config.model.tiny, task.train))
+        return str(tiny_folder(config.model.tiny, task.train))
 
     limit = config.resources.start_timeout_s
     folder = fetch(build.remote(), "the built-in model to be made", limit, "resources.start_timeout_s")
