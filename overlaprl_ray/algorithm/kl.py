@@ -79,14 +79,15 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return torch.where(mask, values, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
-def staleness_kl(log_ratio: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+def staleness_kl(log_ratio: Tensor, mask: Tensor, dim: int | None = None, cap: float | None = None) -> Tensor:
     """Per-token KL(μ || π), nats, of the policy μ that generated from the policy π of now, in float64.
 
     `log_ratio` = log π - log μ of tokens sampled from μ, (..., T), and `mask` alike. The mean of k3 over the tokens
     that count is unbiased, never negative, and does not grow with length. Over `dim` (-1: per sequence) or over
-    everything; 0.0 where no token counts.
+    everything; 0.0 where no token counts. With `cap` (nats) a token counts for at most that: then it is a lower bound.
     """
-    return masked_mean(k3(torch.where(mask, log_ratio, 0.0).double()), mask, dim)
+    per_token = k3(torch.where(mask, log_ratio, 0.0).double())
+    return masked_mean(per_token if cap is None else per_token.clamp(max=cap), mask, dim)
 
 
 def effective_sample_size(log_weight: Tensor) -> float:

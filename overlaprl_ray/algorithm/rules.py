@@ -50,7 +50,7 @@ class Gate:
     keep: Tensor | None = None  # (B, T) bool, tokens that retain their policy term; None: the clip applies instead
     kl: float | None = None  # nats per token over the measured rows; None: nothing was measured
     kl_tokens: int = 0  # tokens `kl` was measured on
-    kl_max: float | None = None  # what the largest of them alone contributes to their sum, nats
+    kl_max: float | None = None  # what the largest of them would add to their sum without a cap, nats
 
     def rows(self, rows: Tensor, tokens: int) -> "Gate":
         """What it says about rows (by ids, in their order), cut to `tokens` completion tokens."""
@@ -105,7 +105,7 @@ def kl_weight(kl: float | Tensor, kl_fresh: float, kl_stale: float, min_weight: 
 
 def keep_everything(inputs: GateInputs, config: StalenessConfig) -> Gate:
     """Rule `none`: measure, do nothing."""
-    return _gate(inputs, torch.zeros_like(inputs.groups))
+    return _gate(inputs, config, torch.zeros_like(inputs.groups))
 
 
 def discard_everything(rows: int) -> Gate:
@@ -117,7 +117,8 @@ def grade_by_kl(inputs: GateInputs, config: StalenessConfig) -> Gate:
     """Rule `kl`: `kl_weight` of KL(μ || π) per batch, group or sequence, over all tokens of its rows.
 
     Rows without signal (A = 0) count too: leaving them out would choose rows by their outcome, and where successes are
-    rare that multiplies the estimate. Each row gets the weight of its batch, group or sequence; a unit without tokens,
+    rare that multiplies the estimate. A token counts for at most `kl_token_cap`: k3 is heavy-tailed, and one token could
+    otherwise discard a batch; the bounded mean says too little of drift that rare tokens carry. Each row gets the weight of its batch, group or sequence; a unit without tokens,
     or of which nothing is measured, is fresh.
     """
     kl_fresh, kl_stale = thresholds(config)
@@ -126,11 +127,11 @@ def grade_by_kl(inputs: GateInputs, config: StalenessConfig) -> Gate:
         "group": inputs.groups,
         "sequence": torch.arange(len(inputs.groups), device=inputs.groups.device),
     }
-    kl, tokens, _ = _kl_by_unit(inputs, units[config.granularity])
+    kl, tokens, _ = _kl_by_unit(inputs, units[config.granularity], config.kl_token_cap)
     known = tokens > 0
     weight = torch.where(known, kl_weight(kl, kl_fresh, kl_stale, config.min_weight), 1.0)
     grade = (kl >= kl_fresh).to(torch.int8) + (kl >= kl_stale).to(torch.int8)
-    return _gate(inputs, torch.where(known, grade, 0), weight=weight)
+    return _gate(inputs, config, torch.where(known, grade, 0), weight=weight)
 
 
 def drop_old_versions(inputs: GateInputs, config: StalenessConfig) -> Gate:
@@ -142,7 +143,7 @@ def drop_old_versions(inputs: GateInputs, config: StalenessConfig) -> Gate:
 def drop_drifted_negatives(inputs: GateInputs, config: StalenessConfig) -> Gate:
     """Rule `opsm`: drop a sequence iff A < 0 and mean(log μ - log π) > `opsm_delta` (off-policy sequence masking)."""
     drift = -masked_mean(inputs.log_ratio.double(), inputs.mask, dim=1)
-    return _gate(inputs, 2 * ((inputs.advantages < 0) & (drift > config.opsm_delta)))
+    return _gate(inputs, config, 2 * ((inputs.advantages < 0) & (drift > config.opsm_delta)))
 
 
 def bound_second_moment(inputs: GateInputs, config: StalenessConfig) -> Gate:
@@ -160,7 +161,7 @@ def bound_second_moment(inputs: GateInputs, config: StalenessConfig) -> Gate:
     stays = torch.empty_like(order, dtype=torch.bool).scatter_(0, order, prefix_mean < config.m2po_tau)
     keep = (~outward).masked_scatter(outward, stays)
     lost, left = (inputs.mask & ~keep).any(dim=1), (inputs.mask & keep).any(dim=1)
-    return _gate(inputs, lost.to(torch.int8) + (lost & ~left), weight=torch.ones_like(delta[:, 0]), keep=keep)
+    return _gate(inputs, config, lost.to(torch.int8) + (lost & ~left), weight=torch.ones_like(delta[:, 0]), keep=keep)
 
 
 def scale_by_ess(inputs: GateInputs, config: StalenessConfig) -> Gate:
@@ -172,7 +173,7 @@ def scale_by_ess(inputs: GateInputs, config: StalenessConfig) -> Gate:
     log_weight = clamp_log_ratio(torch.where(mask, inputs.log_ratio, 0.0).double().sum(dim=1))
     weight = math.sqrt(effective_sample_size(log_weight[mask.any(dim=1)]))
     stale = torch.full_like(inputs.groups, weight < ESS_FRESH)
-    return _gate(inputs, stale, weight=torch.full(stale.shape, weight, dtype=torch.float64))
+    return _gate(inputs, config, stale, weight=torch.full(stale.shape, weight, dtype=torch.float64))
 
 
 def discard_at_random(inputs: GateInputs, config: StalenessConfig) -> Gate:
@@ -213,19 +214,26 @@ def thresholds(config: StalenessConfig) -> tuple[float, float]:
     return config.kl_fresh, config.kl_stale
 
 
-def _kl_by_unit(inputs: GateInputs, labels: Tensor) -> tuple[Tensor, Tensor, float]:
+def _kl_by_unit(inputs: GateInputs, labels: Tensor, cap: float | None) -> tuple[Tensor, Tensor, float]:
     """Of the rows that share a row's label the KL and its number of tokens, for every row (B,); the largest token."""
     mask = inputs.mask if inputs.measured is None else inputs.mask & inputs.measured[:, None]
     per_token = k3(torch.where(mask, inputs.log_ratio, 0.0).double())
+    bounded = per_token if cap is None else per_token.clamp(max=cap)
     names, unit = labels.unique(return_inverse=True)
-    sums = per_token.new_zeros(len(names)).index_add_(0, unit, per_token.sum(dim=1))
+    sums = per_token.new_zeros(len(names)).index_add_(0, unit, bounded.sum(dim=1))
     tokens = mask.sum(dim=1).new_zeros(len(names)).index_add_(0, unit, mask.sum(dim=1))
     return (sums / tokens.clamp(min=1))[unit], tokens[unit], float(per_token.max()) if per_token.numel() else 0.0
 
 
-def _gate(inputs: GateInputs, decision: Tensor, weight: Tensor | None = None, keep: Tensor | None = None) -> Gate:
+def _gate(
+    inputs: GateInputs,
+    config: StalenessConfig,
+    decision: Tensor,
+    weight: Tensor | None = None,
+    keep: Tensor | None = None,
+) -> Gate:
     """The rows' decisions and the divergence measured; without a `weight`, rows not discarded count in full."""
-    kl, tokens, largest = _kl_by_unit(inputs, torch.zeros_like(inputs.groups))
+    kl, tokens, largest = _kl_by_unit(inputs, torch.zeros_like(inputs.groups), config.kl_token_cap)
     if weight is None:
         weight = (decision != DECISIONS.index("discard")).double()
     gate = Gate(weight, decision.to(torch.int8), keep)

@@ -108,6 +108,9 @@ class StalenessConfig(Group):
         description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor "
         "(for bfloat16, where it is about 1e-3 nats; in float32 it is too small to be a unit)",
     )
+    kl_token_cap: Positive | None = Field(
+        1.0, description="most that one token counts for in the KL, nats, > 0: k3 is heavy-tailed; null = no cap"
+    )
     granularity: Literal["batch", "group", "sequence"] = Field("batch", description="what is judged as one")
     apply_to: Literal["update", "loss", "lr"] = Field(
         "update",

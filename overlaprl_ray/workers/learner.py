@@ -233,7 +233,9 @@ class Learner:
         """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
         logprobs = self._logprobs(rollout, micro_batches(rollout, self.config.grpo, self.config.judges_groups))
         _check_finite(logprobs, rollout)
-        return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask))
+        return float(
+            staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask, cap=self.config.staleness.kl_token_cap)
+        )
 
     def _set_floor(self, floor: float) -> None:
         self.floor = floor
