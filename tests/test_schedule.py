@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.algorithm.schedule import evaluations, is_too_old, last_startable, weights_step
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_startable
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 
 
 def test_weights_step_by_hand():
-    assert [weights_step(batch, 0) for batch in (1, 2, 3)] == [0, 1, 2]
-    assert [weights_step(batch, 2) for batch in range(1, 7)] == [0, 0, 0, 1, 2, 3]
+    assert [Schedule(0).weights_step(batch) for batch in (1, 2, 3)] == [0, 1, 2]
+    assert [Schedule(2).weights_step(batch) for batch in range(1, 7)] == [0, 0, 0, 1, 2, 3]
 
 
 def test_evaluations_by_hand():
@@ -31,7 +31,7 @@ def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
     while finished < num_steps:
         if generating is None and started < last_startable(finished, lag, num_steps):
             started += 1
-            generating = (started, weights_step(started, lag) if exact else finished)
+            generating = (started, Schedule(lag).weights_step(started) if exact else finished)
             assert generating[1] in version_after, "weights that do not exist yet"
         choices = ["generate"] * (generating is not None) + ["train"] * bool(made)
         assert choices, "deadlock"
@@ -43,7 +43,7 @@ def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
         else:
             batch, source = made.pop(0)
             assert batch == finished + 1
-            assert not is_too_old(batch, source, lag)
+            assert not Schedule(lag).is_too_old(batch, source)
             if exact:
                 assert source == max(0, batch - 1 - lag)
             else:
@@ -55,8 +55,8 @@ def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
 
 
 def test_is_too_old_at_the_bound():
-    assert not is_too_old(5, 2, lag=2)
-    assert is_too_old(5, 1, lag=2)
+    assert not Schedule(2).is_too_old(5, 2)
+    assert Schedule(2).is_too_old(5, 1)
 
 
 def ticket(batch):

@@ -117,9 +117,9 @@ def grade_by_kl(inputs: GateInputs, config: StalenessConfig) -> Gate:
     """Rule `kl`: `kl_weight` of KL(μ || π) per batch, group or sequence, over all tokens of its rows.
 
     Rows without signal (A = 0) count too: leaving them out would choose rows by their outcome, and where successes are
-    rare that multiplies the estimate. A token counts for at most `kl_token_cap`: k3 is heavy-tailed, and one token could
-    otherwise discard a batch; the bounded mean says too little of drift that rare tokens carry. Each row gets the weight of its batch, group or sequence; a unit without tokens,
-    or of which nothing is measured, is fresh.
+    rare that multiplies the estimate. A token counts for at most `kl_token_cap`: k3 is heavy-tailed, and one token
+    could discard a batch; the bounded mean says too little of drift that rare tokens carry. Each row gets the weight of
+    its batch, group or sequence; a unit without tokens, or of which nothing is measured, is fresh.
     """
     kl_fresh, kl_stale = thresholds(config)
     units = {

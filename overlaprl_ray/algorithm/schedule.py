@@ -3,29 +3,51 @@
 Steps and batches count from 1; "after step 0" is the initial policy. Batch i may start once step i-1-lag is done and,
 under the exact schedule, is generated with the weights after exactly that step.
 
-    [weights_step(batch, lag=2) for batch in range(1, 7)]    # [0, 0, 0, 1, 2, 3]
+    schedule = Schedule(lag=2)
+    [schedule.weights_step(batch) for batch in range(1, 7)]    # [0, 0, 0, 1, 2, 3]
 """
 
+import dataclasses
 import math
 
 import numpy as np
 
-from overlaprl_ray.config import GRPOConfig
+from overlaprl_ray.config import ExperimentConfig, GRPOConfig
+
+LATE = 1  # tells the draw of a batch's lateness from other draws with its number
 
 
-def weights_step(batch: int, lag: int) -> int:
-    """The step whose weights generate a batch under the exact schedule."""
-    return max(0, batch - 1 - lag)
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Which weights generate a batch: those that its lag says, or with chance `late_share` ones `late_lag` steps older."""
+
+    lag: int
+    late_share: float = 0.0
+    late_lag: int = 0
+    seed: int = 0
+
+    @classmethod
+    def of(cls, config: ExperimentConfig) -> "Schedule":
+        """A run's schedule."""
+        return cls(config.lag, config.pipeline.late_share, config.late_lag, config.seed)
+
+    def weights_step(self, batch: int) -> int:
+        """The step whose weights generate a batch under the exact schedule."""
+        late = self.late_lag and seeded_uniform(self.seed, batch, LATE) < self.late_share
+        return max(0, batch - 1 - self.lag - (self.late_lag if late else 0))
+
+    def oldest_step(self, batch: int) -> int:
+        """The oldest step whose weights this batch or a later one can ask for. Sources need not rise with batches."""
+        return max(0, batch - 1 - self.lag - self.late_lag)
+
+    def is_too_old(self, batch: int, made_after: int) -> bool:
+        """Whether a rollout breaks the bound: lag + 1 batches, and `late_lag` more, from generation to training."""
+        return made_after < self.oldest_step(batch)
 
 
 def last_startable(finished: int, lag: int, num_steps: int) -> int:
     """The newest batch that may have started once `finished` steps are done."""
     return min(finished + 1 + lag, num_steps)
-
-
-def is_too_old(batch: int, made_after: int, lag: int) -> bool:
-    """Whether a rollout breaks the bound: more than lag+1 batches from the start of its generation to its training."""
-    return made_after < weights_step(batch, lag)
 
 
 def evaluations(num_steps: int, every: int) -> list[int]:

@@ -17,7 +17,7 @@ from typing import Any
 
 import ray
 
-from overlaprl_ray.algorithm.schedule import evaluations, last_startable, weights_step
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_startable
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.runs.checkpoint import Checkpoint, commit
@@ -41,6 +41,7 @@ class Pipeline:
     ):
         self.config, self.actors, self.folder = config, actors, folder
         self.on_step, self.on_evaluation = on_step, on_evaluation
+        self.schedule = Schedule.of(config)
         self.exact = config.pipeline.schedule == "exact"
         self.base = start  # the newest checkpoint, which a new learner would go on from; None = the initial model
         self.finished = self.submitted = start.step if start else 0
@@ -113,7 +114,7 @@ class Pipeline:
         return len(ready) == len(newest.shares)
 
     def _submit(self, batch: int) -> None:
-        source = weights_step(batch, self.config.lag) if self.exact else self.finished
+        source = self.schedule.weights_step(batch) if self.exact else self.finished
         self._evaluate_until(source)
         if batch in self.restored:
             source, shares = self._restored_source(batch), self.restored.pop(batch)
@@ -176,7 +177,7 @@ class Pipeline:
 
     def _forget(self) -> None:
         """Drop the weights that no batch and no evaluation, on its way or to come, will ask for."""
-        oldest = weights_step(self.submitted + 1, self.config.lag) if self.exact else self.finished
+        oldest = self.schedule.oldest_step(self.submitted + 1) if self.exact else self.finished
         oldest = min([oldest, *(ticket.weights_step for ticket in self.queue)])
         evaluated = {*self.to_evaluate, *(step for _, step, _ in self.evaluating)}
         for step in [s for s in self.weights if s < oldest and s not in evaluated]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.schedule import evaluations, weights_step
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.rollout import merge
@@ -39,13 +39,14 @@ def replay(
     learner = build_learner(config, task)
     samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
     reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
+    schedule = Schedule.of(config)
     published = {0: (0, _copy(learner.weights()))}  # step -> (version, weights) after it
     to_evaluate = evaluations(config.grpo.num_steps, config.output.eval_every) if on_evaluation else []
     rows: list[dict[str, Any]] = []
     for step in range(1, config.grpo.num_steps + 1):
         if on_evaluation and step - 1 in to_evaluate:
             on_evaluation(_evaluate(samplers[0], step - 1, *published[step - 1]))
-        source = weights_step(step, config.lag)
+        source = schedule.weights_step(step)
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
         rollout = merge([sampler.rollout(step, source) for sampler in samplers])
@@ -54,7 +55,7 @@ def replay(
         rows.append(result.metrics)
         on_step(result)
         published[step] = (learner.version, _copy(learner.weights()))
-        published.pop(source - 1, None)
+        published = {made: kept for made, kept in published.items() if made >= schedule.oldest_step(step + 1)}
     if on_evaluation:
         on_evaluation(_evaluate(samplers[0], config.grpo.num_steps, *published[config.grpo.num_steps]))
     return rows, published[config.grpo.num_steps][1]

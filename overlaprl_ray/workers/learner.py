@@ -6,6 +6,7 @@ result.metrics["reward"], learner.version
 """
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from overlaprl_ray.algorithm.kl import staleness_kl
 from overlaprl_ray.algorithm.loss import LossOutput, grpo_loss, normalizer
 from overlaprl_ray.algorithm.rules import Gate, merge_gates
-from overlaprl_ray.algorithm.schedule import is_too_old, learning_rate, seeded_uniform
+from overlaprl_ray.algorithm.schedule import Schedule, learning_rate, seeded_uniform
 from overlaprl_ray.algorithm.staleness import StalenessScheduler
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import BadBatch, RunError
@@ -47,6 +48,7 @@ class Learner:
         self.config, self.model = config, model
         self.optimizer = MasterAdamW(model, grpo)
         self.scheduler = StalenessScheduler(config.staleness.model_copy(update={"rule": config.rule}))
+        self.schedule = Schedule.of(config)
         self.version = 0
         self.floor: float | None = None
 
@@ -91,11 +93,9 @@ class Learner:
         """Judge one batch and train on it. Raises `RunError` on a loss or gradient that is not finite."""
         started = time.time()
         grpo = self.config.grpo
-        if is_too_old(rollout.batch, rollout.weights_step, self.config.lag):
-            raise RunError(
-                f"step {rollout.batch}: made with the weights after step {rollout.weights_step}, "
-                f"beyond lag {self.config.lag}"
-            )
+        if self.schedule.is_too_old(rollout.batch, rollout.weights_step):
+            bound = self.schedule.oldest_step(rollout.batch)
+            raise RunError(f"step {rollout.batch}: made after step {rollout.weights_step}, beyond the bound {bound}")
         lag = self.version - rollout.version  # in versions, as it is before the first of the updates
         totals, fault = StepTotals(), None
         slices = [slice(start, start + grpo.update_rows) for start in range(0, grpo.batch_rows, grpo.update_rows)]
@@ -152,9 +152,7 @@ class Learner:
         """One optimizer update, or none where no row with a loss term is left."""
         grpo, part = self.config.grpo, update.part
 
-        def current(micros: MicroBatches) -> Tensor:
-            return self._logprobs(part, micros)
-
+        current = functools.partial(self._logprobs, part)
         if first:
             update.ask_before(current)
         if update.gate is None or update.gate.weight.any():
@@ -233,9 +231,8 @@ class Learner:
         """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
         logprobs = self._logprobs(rollout, micro_batches(rollout, self.config.grpo, self.config.judges_groups))
         _check_finite(logprobs, rollout)
-        return float(
-            staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask, cap=self.config.staleness.kl_token_cap)
-        )
+        cap = self.config.staleness.kl_token_cap
+        return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask, cap=cap))
 
     def _set_floor(self, floor: float) -> None:
         self.floor = floor
