@@ -19,7 +19,7 @@ LATE = 1  # tells the draw of a batch's lateness from other draws with its numbe
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """Which weights generate a batch: those that its lag says, or with chance `late_share` ones `late_lag` steps older."""
+    """Which weights generate a batch: as `lag` says, or with chance `late_share` those of `late_lag` steps before."""
 
     lag: int
     late_share: float = 0.0

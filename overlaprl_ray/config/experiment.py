@@ -160,10 +160,10 @@ class ExperimentConfig(Group):
                 f"{self.grpo.num_prompts_per_step}: a generator would have no group to make"
             )
         if self.late_lag and (self.pipeline.schedule != "exact" or self.output.checkpoint_every):
-            every = self.output.checkpoint_every
             raise ValueError(
                 f"pipeline.late_share={self.pipeline.late_share} needs pipeline.schedule=exact, not "
-                f"{self.pipeline.schedule}, and output.checkpoint_every=0, not {every}: no checkpoint holds weights so old"
+                f"{self.pipeline.schedule}, and output.checkpoint_every=0, not {self.output.checkpoint_every}: no "
+                "checkpoint holds weights so old"
             )
         if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
             raise ValueError(
