@@ -42,7 +42,7 @@ class Policy:
 
 @pytest.fixture(params=["on-policy", "off-policy"])
 def policies(request: pytest.FixtureRequest) -> tuple[Policy, Policy, Policy]:
-    """(π with grad, μ, π_ref): π is π_ref with its logits shifted by normal noise times 2; μ is π, or is π_ref still."""
+    """(π with grad, μ, π_ref): π is π_ref with its logits shifted by 2 · normal noise; μ is π, or is π_ref."""
     generator = torch.Generator().manual_seed(0)
     reference, shift = torch.randn(2, 13, 12, dtype=torch.float64, generator=generator)
     logits = reference + 2 * shift
@@ -100,7 +100,7 @@ def test_without_the_ratio_it_is_wrong_by_orders_of_magnitude(policies: Any) -> 
 
 
 def evaluate(settings: GRPOConfig, policies: Any, keep: Tensor | None) -> tuple[LossOutput, Tensor]:
-    """The loss whose mean over rows is the mean over μ: rows weigh as much as μ makes them. Advantages of both signs."""
+    """The mean loss over rows from μ: all rows, weighted by their chance. Advantages of both signs."""
     pi, mu, reference = policies
     logprobs, behaviour = pi.logprobs(), mu.logprobs()
     output = grpo_loss(
@@ -171,7 +171,7 @@ def test_the_ratio_is_bounded_at_20_nats(kind: Any, far: float) -> None:
     assert gradient.isfinite().all()
 
 
-# ----------------------------------------------------------------------------------------- the gate's KL and the outcome
+# ---------------------------------------------------------------------------------------- the gate's KL and the outcome
 
 GROUP = 8
 
