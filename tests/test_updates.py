@@ -124,13 +124,14 @@ SIGNS = torch.tensor([1.0, -1.0] * 8)
 
 
 def untouched(model, rollout, drifted, staleness, **grpo):
-    """A step of a learner that has moments; its metrics, once it is shown that nothing changed, to the bit."""
+    """A step of a learner that has moments: its metrics and forwards, once nothing has changed, to the bit."""
     config = config_of(staleness, weight_decay=0.1, lr=1e-2, **grpo)
     past = learner_of(model, config_of({"rule": "none"}, weight_decay=0.1, lr=1e-2, **grpo))
     past.step(rollout, scores_of(rollout, config))
     judged = learner_of(model, config)
     judged.optimizer.adamw.load_state_dict(copy.deepcopy(past.optimizer.adamw.state_dict()))
-    judged.version = 1
+    judged.version, calls = 1, []
+    judged.model.base_model.register_forward_hook(lambda *_: calls.append(1))
     before = judged.state()
     metrics = judged.step(dataclasses.replace(drifted, batch=2), scores_of(drifted, judged.config)).metrics
     after = judged.state()
@@ -140,7 +141,7 @@ def untouched(model, rollout, drifted, staleness, **grpo):
     assert all(torch.equal(a, b) for a, b in zip(left["masters"], right["masters"], strict=True))
     for index, moments in left["adamw"]["state"].items():
         assert all(torch.equal(right["adamw"]["state"][index][name], value) for name, value in moments.items())
-    return metrics
+    return metrics, len(calls)
 
 
 RULES = [
@@ -158,7 +159,8 @@ RULES = [
 def test_no_signal_at_beta_0_is_no_update(model, rollout, staleness):
     """Nothing is computed but what rule kl asks for a batch; not even momentum or weight decay moves a weight."""
     silent = older(rollout, 0.01, advantages=torch.zeros(16))
-    metrics = untouched(model, rollout, silent, staleness, num_iterations=2, num_minibatches=2)
+    metrics, forwards = untouched(model, rollout, silent, staleness, num_iterations=2, num_minibatches=2)
+    assert forwards == (4 if staleness.get("granularity") == "batch" else 0)
     assert metrics["rows_skipped"] == 16
     assert metrics["staleness/decision"] == "fresh"
     assert metrics["entropy"] is metrics["ratio/mean"] is metrics["ess"] is metrics["padding_waste"] is None
@@ -170,7 +172,7 @@ def test_rows_without_a_loss_term_do_not_make_an_update(model, rollout, granular
     idle = torch.arange(16) % unit < unit / 2
     far = torch.where(idle, 0.0, 1.0)[:, None]
     drifted = older(rollout, far, advantages=torch.where(idle, 0.0, rollout.advantages))
-    metrics = untouched(model, rollout, drifted, {**KL, "granularity": granularity})
+    metrics, _ = untouched(model, rollout, drifted, {**KL, "granularity": granularity})
     assert metrics["staleness/frac_fresh"] == metrics["staleness/frac_discarded"] == 0.5
 
 
@@ -180,7 +182,7 @@ def test_m2po_that_drops_every_token_makes_no_update(model, rollout, size, idle)
     """Every token moves away from μ (A and log-ratio of one sign) and is beyond τ; one row of a group may be idle."""
     advantages = torch.where((torch.arange(16) % 4 == 0) & idle, 0.0, SIGNS)
     outward = older(rollout, 0.5 * SIGNS[:, None], advantages=advantages)
-    metrics = untouched(model, rollout, outward, {"rule": "m2po", "m2po_tau": 1e-6}, micro_batch_size=size)
+    metrics, _ = untouched(model, rollout, outward, {"rule": "m2po", "m2po_tau": 1e-6}, micro_batch_size=size)
     assert metrics["staleness/frac_discarded"] == 1 - (4 / 16 if idle else 0)
 
 
@@ -196,7 +198,7 @@ def test_m2po_that_drops_every_token_makes_no_update(model, rollout, size, idle)
     ids=lambda rule: "-".join(map(str, rule.values())),
 )
 def test_everything_discarded_is_no_update(model, rollout, staleness, beta):
-    metrics = untouched(model, rollout, older(rollout, 1.0), staleness, beta=beta)
+    metrics, _ = untouched(model, rollout, older(rollout, 1.0), staleness, beta=beta)
     assert metrics["staleness/decision"] == "discard"
 
 
