@@ -127,7 +127,11 @@ def test_every_row_once_within_the_budget_and_groups_whole(lengths, budget, by_g
     assert by_groups or longest in found[0][0]  # what needs most memory comes first
 
 
-@pytest.mark.parametrize("staleness", RULES, ids=lambda rule: f"{rule['rule']}-{rule.get('granularity', '')}")
+@pytest.mark.parametrize(
+    "staleness",
+    [*RULES, {"rule": "ess", "apply_to": "lr"}],
+    ids=lambda rule: f"{rule['rule']}-{rule.get('granularity', '')}",
+)
 def test_a_token_budget_gives_the_same_update(model, rollout, staleness):
     shape = {"num_iterations": 2, "num_minibatches": 2, "correction": "truncated"}
     whole = stepped(model, config_of(staleness, micro_batch_size=None, **shape), rollout)
