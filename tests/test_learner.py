@@ -9,6 +9,7 @@ import torch
 from conftest import small
 from transformers import AutoModelForCausalLM
 
+from overlaprl_ray.algorithm.schedule import learning_rate
 from overlaprl_ray.config import ExperimentConfig, TinyConfig
 from overlaprl_ray.engines.hf import HFEngine
 from overlaprl_ray.errors import RunError
@@ -213,6 +214,22 @@ def test_rule_random_draws_by_seed_batch_and_update(model, rollout):
     assert first == decisions(0) != decisions(1)
     assert len(set(first)) > 2  # updates of one batch are drawn apart
     assert 0.25 < sum(first) / len(first) < 0.75
+
+
+def test_every_update_of_a_step_has_the_steps_rate_and_discards_do_not_delay_it(model, rollout):
+    schedule = {"lr_warmup_steps": 2, "lr_schedule": "linear", "num_steps": 6, "lr": 0.01}
+    staleness = {"rule": "random", "discard_probability": 0.5}
+    learner = learner_of(model, config_of(staleness=staleness, num_minibatches=2, num_iterations=2, **schedule))
+    learner.floor = 0.0
+    used, step = [], learner.optimizer.step
+    learner.optimizer.step = lambda lr, *rest: (used.append(lr), step(lr, *rest))
+    for number in range(1, 7):
+        used.clear()
+        batch = dataclasses.replace(rollout, batch=number, weights_step=number - 1)
+        metrics = learner.step(batch).metrics
+        assert metrics["lr"] == learning_rate(number, learner.config.grpo)
+        assert used == [metrics["lr"]] * round(4 * (1 - metrics["staleness/frac_discarded"]))
+    assert 0 < learner.version < 24
 
 
 def test_a_batch_without_signal_is_judged_by_its_kl_and_moves_nothing(model, rollout):
