@@ -13,7 +13,8 @@ TINY = "tiny"  # the built-in model: made and warm-started here, downloaded from
 
 # What the built-in model wants instead of the defaults below, which are meant for pretrained models.
 TINY_DEFAULTS: dict[str, Any] = {
-    "lr": 1e-3,
+    "lr": 4e-4,
+    "lr_warmup_steps": 20,
     "num_steps": 250,
     "num_prompts_per_step": 32,
     "max_new_tokens": 5,

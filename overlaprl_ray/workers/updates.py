@@ -107,6 +107,8 @@ class Update:
         """
         assert self.gate is not None
         has_loss = self.measured & self.part.completion_mask.any(dim=1)
+        if not self.penalised:
+            has_loss &= self.part.advantages != 0  # a group with signal can have rows without
         weights = self.gate.weight[has_loss]
         if not weights.any() or not (self.penalised or self._keeps_tokens(has_loss)):
             return 0.0
