@@ -32,8 +32,12 @@ def local_ray(cache):
 
 
 def small(**groups) -> ExperimentConfig:
-    """A run of seconds: 4 x 4 completions, a model barely trained, a reward that gives signal all the same."""
-    grpo = {"num_steps": 4, "num_prompts_per_step": 4, "group_size": 4, **groups.pop("grpo", {})}
+    """A run of seconds: 4 x 4 completions, a model barely trained, a reward that gives signal all the same.
+
+    No warm-up: a run this short would end in it.
+    """
+    shape = {"num_steps": 4, "num_prompts_per_step": 4, "group_size": 4, "lr_warmup_steps": 0}
+    grpo = {**shape, **groups.pop("grpo", {})}
     model = {"tiny": {"warm_start_max_steps": 40, "warm_start_batch": 64}, **groups.pop("model", {})}
     task = {"eval_size": 16, "rewards": ["dense_reward:digits"], **groups.pop("task", {})}
     return ExperimentConfig(grpo=grpo, model=model, task=task, **groups)

@@ -103,6 +103,12 @@ def test_names_others_rely_on(name: str) -> None:
     assert name in NAMES
 
 
+def test_the_clip_has_two_sides_or_none() -> None:
+    assert GRPOConfig(clip_eps=0.2).trust_region == (0.8, 1.2)
+    assert GRPOConfig(clip_eps=0.2, clip_eps_high=0.5).trust_region == (0.8, 1.5)
+    assert GRPOConfig(clip_eps=None).trust_region == (0.0, math.inf)
+
+
 def test_modes_decide_lag_and_rule() -> None:
     for mode, lag, rule in [("sync", 0, "none"), ("async", 3, "none"), ("staleness", 3, "kl"), ("overlap", 3, "kl")]:
         config = build_config({"pipeline": {"mode": mode, "lag": 3}})
@@ -130,6 +136,12 @@ BAD: list[tuple[str, Any]] = [
     *[("grpo.num_iterations", x) for x in (0, -1)],
     *[("grpo.max_grad_norm", x) for x in (0, -1, nan, inf)],
     *[("grpo.weight_decay", x) for x in (-1, nan, inf)],
+    *[("grpo.lr_warmup_steps", x) for x in (-1, 1.5, 10**7, True, None)],
+    ("grpo.lr_schedule", "step"),
+    *[("grpo.lr_min_ratio", x) for x in (-0.1, 1.1, nan)],
+    *[(f"grpo.adam_{n}", x) for n in ("beta1", "beta2") for x in (-0.1, 1, nan, True)],
+    *[("grpo.adam_eps", x) for x in (0, -1e-8, 2, nan, inf)],
+    *[("grpo.use_bias_correction_kl", x) for x in (1, "yes", None)],
     *[("grpo.correction_cap", x) for x in (0, nan, inf)],
     *[("grpo.scale_rewards", x) for x in (1, 0, "yes", "true", None, 1.0)],
     *[("grpo.model_name", x) for x in (5, None, True, ["a"], 1.5)],
@@ -148,7 +160,10 @@ BAD: list[tuple[str, Any]] = [
     *[("pipeline.mode", x) for x in ("fast", None, True)],
     *[("pipeline.lag", x) for x in (-1, 65, 1.5, 10**9, True)],
     *[("pipeline.timeout_s", x) for x in (0, nan, inf, 1e300)],
-    *[("staleness.rule", x) for x in ("ess", None, False)],
+    *[("staleness.rule", x) for x in ("age", None, False)],
+    *[("staleness.kl_token_cap", x) for x in (0, -1, nan, inf)],
+    *[("staleness.discard_probability", x) for x in (-0.1, 1.1, nan, True)],
+    ("staleness.apply_to", "gradient"),
     *[("staleness.kl_fresh", x) for x in (-0.1, nan, inf)],
     *[("staleness.kl_stale", x) for x in (0, -1, nan, inf)],
     *[("staleness.min_weight", x) for x in (-0.1, 1.1, nan)],
@@ -182,8 +197,16 @@ def test_bad_values(name: str, value: Any) -> None:
         ({"staleness": {"kl_fresh": 0.2}}, ["staleness.kl_fresh=0.2", "below kl_stale=0.15", "try 0.05 and 0.15"]),
         ({"staleness": {"kl_fresh": 0.15}}, ["staleness.kl_fresh=0.15", "below kl_stale=0.15"]),
         ({"grpo": {"num_minibatches": 3}}, ["grpo.num_minibatches=3", "divide num_prompts_per_step=32"]),
-        ({"staleness": {"apply_to": "lr", "granularity": "group"}}, ["staleness.apply_to=lr", "granularity", "group"]),
-        ({"staleness": {"apply_to": "lr", "rule": "opsm"}}, ["staleness.apply_to=lr", "rule=kl", "opsm"]),
+        (
+            {"staleness": {"apply_to": "lr", "granularity": "group"}},
+            ["staleness.apply_to=lr", "granularity=group", "use apply_to=update"],
+        ),
+        (
+            {"staleness": {"apply_to": "lr", "rule": "opsm"}},
+            ["staleness.apply_to=lr", "rule=opsm", "only with kl and ess"],
+        ),
+        ({"staleness": {"rule": "ess"}}, ["staleness.rule=ess", "not apply_to=update", "use apply_to=lr"]),
+        ({"grpo": {"clip_eps": None, "clip_eps_high": 0.3}}, ["grpo.clip_eps=null", "clip_eps_high=0.3", "null, too"]),
         ({"task": {"reward_weights": [1, 2]}}, ["task.reward_weights", "2 entries for 1", "one weight per reward"]),
         ({"task": {"rewards": ["math", "gsm8k"], "reward_weights": [1]}}, ["task.reward_weights", "1 entries for 2"]),
         ({"task": {"reward_weights": []}}, ["task.reward_weights", "0 entries for 1"]),
@@ -202,6 +225,7 @@ def test_settings_that_do_not_go_together(values: dict[str, Any], said: list[str
     with pytest.raises(ConfigError) as error:
         build_config(values)
     assert all(part in str(error.value) for part in said), str(error.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

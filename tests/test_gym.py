@@ -253,4 +253,17 @@ def test_the_shipped_configuration_of_a_gym_task_builds():
     config = load_config(Path(__file__).parent.parent / "scripts/configs/smollm2_gym.yaml")
     task = build_task(config.task)
     assert len(task.heldout) == 64
-    assert len(task.train) + 64 == 200
+    assert len(task.train) == 135  # of 200 questions; one left out, whose words a held-out one has
+
+
+def test_no_training_question_has_the_words_of_a_held_out_one():
+    """chain_sum draws 12 + 34 and 34 + 12: one known, the other is no held-out problem."""
+    settings = {"max_terms": 2, "max_digits": 1, "size": 300}
+    task = build_task(TaskConfig(name="gym:chain_sum", gym=settings, eval_size=33))
+
+    def words(problem):
+        return tuple(sorted(problem.columns["question"].split()))
+
+    assert len(task.heldout) == 33
+    assert not {words(p) for p in task.heldout} & {words(p) for p in task.train}
+    assert len({words(p) for p in task.train}) < len(task.train)  # such pairs do occur

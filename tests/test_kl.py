@@ -8,7 +8,15 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.algorithm.kl import k1, k2, k3, masked_mean, reference_penalty, staleness_kl
+from overlaprl_ray.algorithm.kl import (
+    effective_sample_size,
+    k1,
+    k2,
+    k3,
+    masked_mean,
+    reference_penalty,
+    staleness_kl,
+)
 
 LOG_RATIOS = torch.tensor([-19.0, -3.0, -0.5, -1e-3, 0.0, 1e-3, 0.7, 4.0, 19.0], dtype=torch.float64)
 
@@ -35,7 +43,10 @@ def test_k1_and_k3_are_unbiased(estimator: Any) -> None:
 
 
 def test_k2_has_the_gradient_of_the_reference_kl() -> None:
-    """Σ_x π(x) ∇k2 = ∇KL(π || π_ref) exactly; that of k3 is another one (it is the gradient of KL(π_ref || π))."""
+    """Σ_x π(x) ∇k2 = ∇KL(π || π_ref) exactly; that of a bare k3 is another one (the gradient of KL(π_ref || π)).
+
+    The penalty with its ratio π/μ, and tokens of another policy: test_off_policy.py.
+    """
     logits, reference = torch.randn(2, 7, dtype=torch.float64, generator=torch.Generator().manual_seed(2)).unbind()
     logits.requires_grad_()
     log_pi, log_ref = logits.log_softmax(-1), reference.log_softmax(-1)
@@ -108,3 +119,14 @@ def test_staleness_kl_is_the_mean_per_token_whatever_the_lengths() -> None:
     by_row = [(tokens[0.1] + tokens[-0.2]) / 2, tokens[0.3], 0.0]
     assert staleness_kl(log_ratio, mask, dim=-1).tolist() == pytest.approx(by_row, rel=1e-12)
     assert staleness_kl(log_ratio, torch.zeros_like(mask)).item() == 0.0
+
+
+def test_effective_sample_size() -> None:
+    log_weight = float64([0.3, -1.2, 0.0, 2.1])
+    weight = [math.exp(x) for x in log_weight.tolist()]
+    expected = sum(weight) ** 2 / (4 * sum(w * w for w in weight))
+    assert effective_sample_size(log_weight) == pytest.approx(expected, rel=1e-12)
+    assert effective_sample_size(log_weight + 500) == pytest.approx(expected, rel=1e-12)
+    assert effective_sample_size(torch.full((4,), 0.7)) == pytest.approx(1)
+    assert effective_sample_size(float64([1e4, -1e4, 0, 0])) == pytest.approx(1 / 4)
+    assert effective_sample_size(float64([])) == 1

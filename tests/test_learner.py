@@ -2,12 +2,14 @@
 
 import copy
 import dataclasses
+import math
 
 import pytest
 import torch
 from conftest import small
 from transformers import AutoModelForCausalLM
 
+from overlaprl_ray.algorithm.schedule import learning_rate
 from overlaprl_ray.config import ExperimentConfig, TinyConfig
 from overlaprl_ray.engines.hf import HFEngine
 from overlaprl_ray.errors import RunError
@@ -17,7 +19,6 @@ from overlaprl_ray.rollout import Scores, merge, rows_of
 from overlaprl_ray.tasks import build_task
 from overlaprl_ray.workers.build import build_learner
 from overlaprl_ray.workers.learner import Learner
-from overlaprl_ray.workers.optimizer import MasterAdamW
 
 PROMPTS = [[5 + i, 6, 7 + i][: 1 + i % 3] for i in range(8) for _ in range(2)]  # 8 groups of 2, ragged
 
@@ -90,10 +91,9 @@ def test_batch_weight_under_accumulation_is_exact_in_float64(model, rollout):
     staleness = {"kl_fresh": 1e-5, "kl_stale": 0.02}
     found = []
     for size in (None, 4):
-        learner = learner_of(model, config_of(micro_batch_size=size, staleness=staleness), torch.float64)
+        learner = learner_of(model, config_of(micro_batch_size=size, lr=1.0, staleness=staleness), torch.float64)
         learner.optimizer.shared, learner.optimizer.masters = True, learner.optimizer.parameters
         learner.optimizer.adamw = torch.optim.SGD(learner.optimizer.parameters, lr=1.0)
-        learner.optimizer.lr = 1.0
         learner.floor = 0.0
         before, calls = flat(learner), []
         learner.model.register_forward_hook(lambda *_, calls=calls: calls.append(1))
@@ -185,26 +185,81 @@ def test_every_rule_goes_with_every_correction(model, rollout, rule, correction)
     assert all(value == value for value in metrics.values() if isinstance(value, float))
 
 
-def test_version_rule_discards_without_a_forward_pass(model, rollout):
-    learner = warmed(learner_of(model, config_of(staleness={"rule": "version", "max_lag": 2})), rollout)
-    learner.version = 3
+@pytest.mark.parametrize(
+    "staleness", [{"rule": "version", "max_lag": 2}, {"rule": "random", "discard_probability": 1.0}]
+)
+def test_rules_that_look_at_no_token_discard_without_a_forward_pass(model, rollout, staleness):
+    learner = learner_of(model, config_of(staleness=staleness))
+    learner.floor, learner.version = 0.0, 3
     calls = []
     learner.model.base_model.register_forward_hook(lambda *_: calls.append(1))
     metrics = learner.step(dataclasses.replace(rollout, batch=2)).metrics
     assert metrics["staleness/decision"] == "discard"
     assert metrics["staleness/lag"] == 3
-    assert metrics["entropy"] is None
+    assert metrics["entropy"] is metrics["staleness/kl"] is metrics["staleness/kl_max"] is None
     assert not calls
 
 
-def test_no_signal_is_fresh_and_moves_nothing_without_a_reference(model, rollout):
+def test_rule_random_draws_by_seed_batch_and_update(model, rollout):
+    """A seed's decisions are the same again, about half of them to discard, and other ones for another seed."""
+
+    def decisions(seed):
+        config = config_of(staleness={"rule": "random", "discard_probability": 0.5}, num_minibatches=4, lr=1e-6)
+        learner = learner_of(model, config.model_copy(update={"seed": seed}))
+        learner.floor = 0.0
+        batches = [dataclasses.replace(rollout, batch=batch, weights_step=batch - 1) for batch in range(1, 9)]
+        return [learner.step(batch).metrics["staleness/frac_discarded"] for batch in batches]
+
+    first = decisions(0)
+    assert first == decisions(0) != decisions(1)
+    assert len(set(first)) > 2  # updates of one batch are drawn apart
+    assert 0.25 < sum(first) / len(first) < 0.75
+
+
+def test_every_update_of_a_step_has_the_steps_rate_and_discards_do_not_delay_it(model, rollout):
+    schedule = {"lr_warmup_steps": 2, "lr_schedule": "linear", "num_steps": 6, "lr": 0.01}
+    staleness = {"rule": "random", "discard_probability": 0.5}
+    learner = learner_of(model, config_of(staleness=staleness, num_minibatches=2, num_iterations=2, **schedule))
+    learner.floor = 0.0
+    used, step = [], learner.optimizer.step
+    learner.optimizer.step = lambda lr, *rest: (used.append(lr), step(lr, *rest))
+    for number in range(1, 7):
+        used.clear()
+        batch = dataclasses.replace(rollout, batch=number, weights_step=number - 1)
+        metrics = learner.step(batch).metrics
+        assert metrics["lr"] == learning_rate(number, learner.config.grpo)
+        assert used == [metrics["lr"]] * round(4 * (1 - metrics["staleness/frac_discarded"]))
+    assert 0 < learner.version < 24
+
+
+def test_a_batch_without_signal_is_judged_by_its_kl_and_moves_nothing(model, rollout):
+    """At beta 0: whether it counts as stale must not depend on its outcome, though there is nothing to train on."""
     learner = learner_of(model, config_of(staleness={"kl_fresh": 1e-9, "kl_stale": 1e-8}))
     learner.floor = 0.0
     before = flat(learner)
-    metrics = learner.step(drifted(dataclasses.replace(rollout, advantages=torch.zeros(16)), 1.0)).metrics
-    assert metrics["staleness/decision"] == "fresh"
+    silent = drifted(dataclasses.replace(rollout, advantages=torch.zeros(16)), 1.0)
+    metrics = learner.step(silent).metrics
+    assert metrics["staleness/decision"] == "discard"
     assert metrics["frac_reward_zero_std"] == 1.0
     assert torch.equal(flat(learner), before)
+
+
+def test_ratio_and_ess_of_the_step_equal_a_loop(model, rollout):
+    """A sequence's weight is the geometric mean of its tokens' ratios; rows without tokens are left out."""
+    lengths = torch.arange(16) % rollout.completion_mask.shape[1]  # the first of some groups has none
+    mask = rollout.completion_mask & (torch.arange(rollout.completion_mask.shape[1]) < lengths[:, None])
+    noisy = drifted(dataclasses.replace(rollout, completion_mask=mask), 0.5)
+    learner = learner_of(model, config_of(mode="async"))
+    log_ratio = learner._logprobs(noisy, [(torch.arange(16), noisy)]) - noisy.logprobs
+    rows = [row[kept].tolist() for row, kept in zip(log_ratio, mask, strict=True) if kept.any()]
+    metrics = learner.step(noisy).metrics
+    weights = [math.exp(sum(row) / len(row)) for row in rows]
+    assert len(rows) < 16
+    assert metrics["ess"] == pytest.approx(sum(weights) ** 2 / (len(rows) * sum(w * w for w in weights)), rel=1e-5)
+    ratios = [math.exp(delta) for row in rows for delta in row]
+    assert metrics["ratio/mean"] == pytest.approx(sum(ratios) / len(ratios), rel=1e-5)
+    k3s = [math.expm1(delta) - delta for row in rows for delta in row]
+    assert metrics["staleness/kl_max"] == pytest.approx(max(k3s), rel=1e-4)
 
 
 def test_reference_penalty_enters_the_loss_at_beta(model, rollout):
@@ -245,32 +300,6 @@ def test_bfloat16_masters_start_at_the_checkpoints_own_float32_weights():
     assert any(not torch.equal(held[name].float(), exact[name]) for name in held)
 
 
-def test_gradients_of_micro_batches_add_up_in_float32():
-    """256 + 1 is 256 in bfloat16; the masters must see 257."""
-    model = torch.nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
-    optimizer = MasterAdamW(model, lr=0.01)
-    for gradient in (256.0, 1.0):
-        model.weight.grad = torch.tensor([[gradient]], dtype=torch.bfloat16)
-        optimizer.collect()
-    assert optimizer.masters[0].grad.item() == 257.0
-    assert optimizer.clip(1.0) == pytest.approx(257.0)
-
-
-@pytest.mark.parametrize(("apply_to", "expected"), [("loss", 0.1), ("lr", 1.0)])
-def test_weight_scales_gradient_or_learning_rate(apply_to, expected):
-    """After one weighted step the first moment holds w times the gradient under `loss`, all of it under `lr`."""
-    model = torch.nn.Linear(1, 1, bias=False)
-    optimizer = MasterAdamW(model, lr=0.01)
-    start = model.weight.detach().clone()
-    model.weight.grad = torch.tensor([[2.0]])
-    optimizer.step(0.1, apply_to)
-    moment = optimizer.adamw.state[model.weight]["exp_avg"]
-    assert moment.item() == pytest.approx(0.1 * 2.0 * expected)
-    # AdamW's first step has size lr whatever the gradient's scale: only `lr` shrinks it
-    size = (start - model.weight.detach()).abs().item()
-    assert size == pytest.approx(0.01 if apply_to == "loss" else 0.001, rel=1e-4)
-
-
 def test_a_gradient_that_is_not_finite_ends_the_run_by_name(model, rollout):
     learner = learner_of(model, config_of(mode="async"))
     learner.floor = 0.0
@@ -291,7 +320,7 @@ def test_an_infinite_advantage_ends_the_run_before_the_update(model, rollout):
 
 
 def test_a_rollout_beyond_the_bound_is_refused(model, rollout):
-    with pytest.raises(RunError, match="beyond lag 4"):
+    with pytest.raises(RunError, match="step 6: made after step 0, beyond the bound 1"):
         learner_of(model, config_of()).step(dataclasses.replace(rollout, batch=6))
 
 

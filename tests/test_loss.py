@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.loss import LossOutput, effective_sample_size, grpo_loss, normalizer
+from overlaprl_ray.algorithm.loss import LossOutput, grpo_loss, normalizer
 from overlaprl_ray.config import GRPOConfig
 
 MAX_NEW_TOKENS = 9
@@ -134,11 +134,14 @@ def naive(
                 log_r = batch.reference[i, t].item() - x[i][t]
                 k3 = torch.exp(log_r) - 1 - log_r
                 k2 = log_r**2 / 2
-                straight_through = k2 - k2.item() + k3.item()
-                term = (
-                    term
-                    + settings.beta * {"k2": k2, "k3": k3, "straight_through": straight_through}[settings.kl_penalty]
-                )
+                # the token's own π/μ, whatever the surrogate's ratio; constant where the gradient is k2's
+                rho = torch.exp(x[i][t] - mu[t]) if settings.use_bias_correction_kl else torch.ones(()).double()
+                penalties = {
+                    "k2": rho.item() * k2,
+                    "k3": rho * k3,
+                    "straight_through": rho.item() * (k2 - k2.item() + k3.item()),
+                }
+                term = term + settings.beta * penalties[settings.kl_penalty]
             terms.append(term)
         row = sum(terms) / len(terms) if settings.loss_type == "grpo" else sum(terms)
         total = total + row * (1.0 if row_weight is None else row_weight[i].item())
@@ -188,9 +191,12 @@ def test_equals_the_formula(
 
 
 @pytest.mark.parametrize("kl_penalty", ["k2", "k3", "straight_through"])
-@pytest.mark.parametrize("dual_clip", [None, 1.1, 1.8])
-def test_dual_clip_and_penalties_equal_the_formula(batch: Batch, dual_clip: Any, kl_penalty: Any) -> None:
-    assert_equals_naive(changed(PLAIN, dual_clip=dual_clip, beta=0.3, kl_penalty=kl_penalty), batch)
+@pytest.mark.parametrize(("dual_clip", "corrected"), [(None, True), (1.1, True), (1.8, True), (None, False)])
+def test_dual_clip_and_penalties_equal_the_formula(
+    batch: Batch, dual_clip: Any, corrected: bool, kl_penalty: Any
+) -> None:
+    settings = changed(PLAIN, dual_clip=dual_clip, kl_penalty=kl_penalty, use_bias_correction_kl=corrected)
+    assert_equals_naive(changed(settings, beta=0.3), batch)
 
 
 @pytest.mark.parametrize("dual_clip", [None, 1.8])
@@ -226,7 +232,7 @@ def test_counts_and_sums(batch: Batch) -> None:
         low += int(batch.advantages[i] < 0 and ratio[i, t] < 0.8)
         high += int(batch.advantages[i] > 0 and ratio[i, t] > 1.3)
         log_r = (batch.reference[i, t] - batch.logprobs[i, t]).item()
-        kl += math.exp(log_r) - 1 - log_r
+        kl += ratio[i, t].item() * (math.exp(log_r) - 1 - log_r)
         ratio_sum += ratio[i, t].item()
     assert min(low, high) > 0
     assert (output.clip_low.item(), output.clip_high.item(), output.tokens.item()) == (
@@ -264,7 +270,7 @@ def test_on_policy_corrections_change_nothing(batch: Batch, correction: Any, lev
     """μ = π_prox: w = 1 and r = ρ, at the first update and, after π has moved, at the second."""
     none = changed(PLAIN, importance_level=level)
     for now in (batch.behaviour, batch.logprobs):
-        on_policy = replace_fields(batch, logprobs=now)
+        on_policy = replace(batch, logprobs=now)
         expected, expected_gradient = evaluate(none, on_policy)
         output, gradient = evaluate(changed(none, correction=correction), on_policy, proximal=batch.behaviour)
         assert output.loss.item() == pytest.approx(expected.loss.item(), rel=1e-12)
@@ -287,7 +293,7 @@ def test_no_gradient_goes_through_the_proximal_policy(batch: Batch, correction: 
 def test_with_stored_logprobs_the_ratio_is_not_one(batch: Batch) -> None:
     """Recomputing log μ with the current weights would give ρ = 1 everywhere and kill the clip."""
     output, _ = evaluate(PLAIN, batch)
-    recomputed, _ = evaluate(PLAIN, replace_fields(batch, behaviour=batch.logprobs))
+    recomputed, _ = evaluate(PLAIN, replace(batch, behaviour=batch.logprobs))
     assert output.clip_low + output.clip_high > 0
     assert recomputed.clip_low + recomputed.clip_high == 0
     assert recomputed.ratio_sum == recomputed.tokens
@@ -341,7 +347,7 @@ def test_dropped_tokens_lose_their_policy_term_only(batch: Batch, loss_type: Any
     settings = changed(PLAIN, loss_type=loss_type, beta=0.1)
     keep = torch.ones_like(batch.mask)
     _, all_kept = evaluate(settings, batch, keep=keep)
-    _, penalty_only = evaluate(settings, replace_fields(batch, advantages=torch.zeros(8).double()))
+    _, penalty_only = evaluate(settings, replace(batch, advantages=torch.zeros(8).double()))
     keep[:, ::2] = False
     output, gradient = evaluate(settings, batch, keep=keep)
     torch.testing.assert_close(gradient, torch.where(keep, all_kept, penalty_only), rtol=1e-12, atol=1e-12)
@@ -359,7 +365,7 @@ def test_keep_replaces_the_clip(batch: Batch) -> None:
 
 def test_unit_weights_change_no_bit(batch: Batch) -> None:
     """A rule that does not fire must leave a run equal, bit for bit, to one without a rule; in float32 too."""
-    single = replace_fields(batch, **{n: v.float() for n, v in vars(batch).items() if v.is_floating_point()})
+    single = replace(batch, **{n: v.float() for n, v in vars(batch).items() if v.is_floating_point()})
     plain, gradient = evaluate(changed(PLAIN, beta=0.1), single)
     weighted, weighted_gradient = evaluate(changed(PLAIN, beta=0.1), single, row_weight=torch.ones(8).double())
     assert plain.loss.dtype == weighted.loss.dtype == torch.float32
@@ -386,7 +392,7 @@ def test_masked_positions_reach_nothing(
 ) -> None:
     settings = changed(PLAIN, importance_level=level, correction=correction, beta=0.1, kl_penalty=kl_penalty)
     names = ("logprobs", "behaviour", "proximal", "reference")
-    dirty = replace_fields(batch, **{n: getattr(batch, n).masked_fill(~batch.mask, garbage) for n in names})
+    dirty = replace(batch, **{n: getattr(batch, n).masked_fill(~batch.mask, garbage) for n in names})
     expected, expected_gradient = evaluate(settings, batch, proximal=batch.proximal)
     output, gradient = evaluate(settings, dirty, proximal=dirty.proximal)
     assert {name: value.item() for name, value in vars(output).items()} == {
@@ -419,33 +425,7 @@ def test_far_ratios_stay_finite(dtype: torch.dtype, level: Any, correction: Any,
 
 def test_an_all_masked_batch_is_zero(batch: Batch) -> None:
     for loss_type in ("grpo", "dapo", "dr_grpo"):
-        empty = replace_fields(batch, mask=torch.zeros_like(batch.mask))
+        empty = replace(batch, mask=torch.zeros_like(batch.mask))
         output, gradient = evaluate(changed(PLAIN, loss_type=loss_type, beta=0.1), empty)
         assert output.loss == 0
         assert not gradient.any()
-
-
-# ----------------------------------------------------------------------------------------------- effective sample size
-
-
-def test_effective_sample_size_equals_the_formula(batch: Batch) -> None:
-    log_ratio = (batch.logprobs - batch.behaviour).masked_fill(~batch.mask, math.nan)
-    weights = [
-        math.exp(sum(d for d, m in zip(row, mask, strict=True) if m) / sum(mask))
-        for row, mask in zip(log_ratio.tolist(), batch.mask.tolist(), strict=True)
-        if any(mask)
-    ]
-    expected = sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
-    assert effective_sample_size(log_ratio, batch.mask) == pytest.approx(expected, rel=1e-10)
-    assert effective_sample_size(log_ratio + 500, batch.mask) == pytest.approx(expected, rel=1e-10)
-
-
-def test_effective_sample_size_at_its_ends() -> None:
-    mask = torch.ones(4, 3, dtype=torch.bool)
-    assert effective_sample_size(torch.full((4, 3), 0.7), mask) == pytest.approx(1)
-    assert effective_sample_size(torch.tensor([[1e4], [-1e4], [0.0], [0.0]]).expand(4, 3), mask) == pytest.approx(1 / 4)
-    assert effective_sample_size(torch.zeros(4, 3), ~mask) == 1
-
-
-def replace_fields(batch: Batch, **fields: Tensor) -> Batch:
-    return replace(batch, **fields)

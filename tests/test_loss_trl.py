@@ -24,7 +24,11 @@ def trl_loss(settings: GRPOConfig, logprobs: Tensor, inputs: dict[str, Tensor]) 
     trainer = SimpleNamespace(
         _get_per_token_logps_and_entropies=lambda *args, **kwargs: (logprobs, torch.zeros_like(logprobs), None),
         model=SimpleNamespace(training=True),
-        args=SimpleNamespace(delta=settings.dual_clip, use_bias_correction_kl=False, steps_per_generation=1),
+        args=SimpleNamespace(
+            delta=settings.dual_clip,
+            use_bias_correction_kl=settings.use_bias_correction_kl,
+            steps_per_generation=1,
+        ),
         accelerator=SimpleNamespace(
             num_processes=1, gather=lambda x: x, reduce=lambda x, reduction: x, gather_for_metrics=lambda x: x
         ),
@@ -52,6 +56,8 @@ def trl_loss(settings: GRPOConfig, logprobs: Tensor, inputs: dict[str, Tensor]) 
 def test_loss_and_gradient_equal_trl(
     loss_type: Any, importance_level: Any, beta: float, dual_clip: float | None
 ) -> None:
+    """With the penalty's ratio on in both arms, except at sequence level: there TRL takes the sequence's ratio for it,
+    which is not the token's π/μ that makes the penalty right given its prefix."""
     generator = torch.Generator().manual_seed(0)
     logprobs, behaviour, reference = (
         -2 + 0.6 * torch.randn(ROWS, MAX_NEW_TOKENS, dtype=torch.float64, generator=generator) for _ in range(3)
@@ -64,6 +70,7 @@ def test_loss_and_gradient_equal_trl(
         dual_clip=dual_clip,
         beta=beta,
         kl_penalty="k3",
+        use_bias_correction_kl=importance_level == "token",
         loss_type=loss_type,
         importance_level=importance_level,
         correction="none",

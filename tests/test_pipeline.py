@@ -8,7 +8,7 @@ import ray
 import torch
 from conftest import read_jsonl, small
 
-from overlaprl_ray.algorithm.schedule import weights_step
+from overlaprl_ray.algorithm.schedule import Schedule
 from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runtime.actors import check_simulated
@@ -49,7 +49,7 @@ def test_each_batch_is_made_with_the_planned_weights_and_work_overlaps(local_ray
     version_after = {0: 0, **{row["step"]: row["version"] for row in rows}}
     assert summary["decisions"]["discard"] > 0
     assert summary["version"] < 30
-    planned = {step: weights_step(step, lag) for step in range(1, 31)}
+    planned = {step: Schedule(lag).weights_step(step) for step in range(1, 31)}
     assert weights_steps(tmp_path / "run") == planned
     for step, source in planned.items():
         # the version that the generator's weights carried themselves
@@ -66,9 +66,9 @@ def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
     assert len(rows) == 16
     assert "memory/reference_gb" not in rows[0]  # no such actor where beta is 0
     made = weights_steps(tmp_path / "run")
-    assert all(made[step] >= weights_step(step, lag) for step in made)
+    assert all(made[step] >= Schedule(lag).weights_step(step) for step in made)
     assert all(made[step] < step for step in made)
-    assert sum(made[step] > weights_step(step, lag) for step in range(6, 17)) >= 8
+    assert sum(made[step] > Schedule(lag).weights_step(step) for step in range(6, 17)) >= 8
     assert list(made) == list(range(1, 17))
 
 

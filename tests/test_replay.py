@@ -75,7 +75,10 @@ def test_ray_run_equals_replay(local_ray, tmp_path, mode, lag):
     assert len(rows) == 8
 
 
+GRADED = {"kl_fresh": 1e-3, "kl_stale": 1.0}  # wide enough that most batches get a weight between 0 and 1
+NO_RULE = {"rule": "none"}
 UPDATES = {"num_minibatches": 4, "num_iterations": 2, "correction": "decoupled", "correction_cap": 1.05}
+FALLING = {"num_steps": 5, "lr_warmup_steps": 2, "lr_schedule": "cosine", "lr_min_ratio": 0.1}
 SEQUENCES = {"micro_batch_size": 5, "loss_type": "dapo", "importance_level": "sequence", "num_iterations": 2}
 
 
@@ -88,6 +91,11 @@ SEQUENCES = {"micro_batch_size": 5, "loss_type": "dapo", "importance_level": "se
             "staleness": {"rule": "opsm"},
             "resources": {"num_generators": 2},
         },
+        {"grpo": FALLING, "staleness": {**GRADED, "apply_to": "lr"}},
+        {"grpo": {"num_steps": 5, "beta": 0.0}, "staleness": {**GRADED, "granularity": "sequence", "apply_to": "loss"}},
+        slow({"grpo": FALLING, "staleness": {**GRADED, "granularity": "group", "apply_to": "update"}}),
+        slow({"grpo": FALLING, "staleness": {"rule": "ess", "apply_to": "lr"}}),
+        slow({"grpo": {"num_minibatches": 2}, "staleness": {"rule": "random", "discard_probability": 0.5}}),
         slow({"grpo": SEQUENCES, "staleness": {"rule": "m2po", "m2po_tau": 1e-3}}),
         slow({"grpo": {"micro_batch_size": 3}, "model": {"dtype": "bfloat16", "gradient_checkpointing": True}}),
     ],
@@ -130,8 +138,24 @@ def test_lag_zero_is_sync_where_no_rule_fires():
         assert all(torch.equal(other_weights[name], weights[name]) for name in weights)
 
 
-def test_lag_and_rule_change_the_run():
+def test_what_a_weight_applies_to_changes_the_run():
     """So that the equalities above say something."""
+    runs = {}
+    for apply_to in ("update", "loss", "lr"):
+        runs[apply_to] = replay(config_of("overlap", 2, grpo=FALLING, staleness={**GRADED, "apply_to": apply_to}))[0]
+        assert any(0 < row["staleness/weight"] < 1 for row in runs[apply_to])
+        assert len({row["lr"] for row in runs[apply_to]}) == 4  # the second step of warm-up ends at the peak
+    assert runs["update"] != runs["loss"] != runs["lr"] != runs["update"]
+
+
+@pytest.mark.parametrize("rule", [{"rule": "ess", "apply_to": "lr"}, {"rule": "random", "discard_probability": 0.5}])
+def test_rules_of_the_study_change_the_run(rule):
+    judged, plain = (replay(config_of("overlap", 2, grpo={"num_steps": 5}, staleness=r))[0] for r in (rule, NO_RULE))
+    assert judged != plain
+    assert 0 < sum(row["staleness/weight"] for row in judged) < 5
+
+
+def test_lag_and_rule_change_the_run():
     sync, lagged, judged = (replay(config_of(*kind))[0] for kind in [("sync", 0), ("async", 4), ("staleness", 4)])
     assert sync != lagged
     assert lagged != judged

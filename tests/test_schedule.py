@@ -4,13 +4,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.algorithm.schedule import evaluations, is_too_old, last_older_batch, oldest_step, weights_step
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 
 
 def test_weights_step_by_hand():
-    assert [weights_step(batch, 0) for batch in (1, 2, 3)] == [0, 1, 2]
-    assert [weights_step(batch, 2) for batch in range(1, 7)] == [0, 0, 0, 1, 2, 3]
+    assert [Schedule(0).weights_step(batch) for batch in (1, 2, 3)] == [0, 1, 2]
+    assert [Schedule(2).weights_step(batch) for batch in range(1, 7)] == [0, 0, 0, 1, 2, 3]
 
 
 def test_evaluations_by_hand():
@@ -21,9 +21,11 @@ def test_evaluations_by_hand():
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.integers(0, 6), st.integers(1, 40), st.booleans(), st.data())
-def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
+@given(st.integers(0, 6), st.integers(1, 40), st.sampled_from([None, 0, 5]), st.data())
+def test_any_order_of_events_keeps_the_plan(lag, num_steps, late, data):
     """One generator, one learner; at each turn chance says whose work ends, and whether the batch is discarded."""
+    exact = late is not None  # else the schedule `latest`
+    schedule = Schedule(lag, 0.3, late or 0, seed=1)
     finished, started = 0, 0
     under_way = RolloutQueue(capacity=lag + 1)
     made: list[int] = []
@@ -32,7 +34,7 @@ def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
         generating = started > finished + len(made)
         if not generating and not under_way.full and started < num_steps:
             started += 1
-            under_way.put(Ticket(started, weights_step(started, lag) if exact else finished))
+            under_way.put(Ticket(started, schedule.weights_step(started) if exact else finished))
             generating = True
             assert under_way.newest.weights_step in version_after, "weights that do not exist yet, or were forgotten"
         choices = ["generate"] * generating + ["train"] * bool(made)
@@ -42,12 +44,13 @@ def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
             continue
         ticket = under_way.pop()
         assert ticket.batch == made.pop(0) == finished + 1
-        assert not is_too_old(ticket.batch, ticket.weights_step, lag)
+        assert not schedule.is_too_old(ticket.batch, ticket.weights_step)
         if exact:
-            assert ticket.weights_step == max(0, ticket.batch - 1 - lag)
+            on_time = max(0, ticket.batch - 1 - lag)
+            assert ticket.weights_step in (on_time, max(0, on_time - late))
         finished = ticket.batch
         version_after[finished] = version_after[finished - 1] + data.draw(st.integers(0, 1))  # 0: discarded
-        oldest = oldest_step(started + 1, lag) if exact else finished
+        oldest = schedule.oldest_step(started + 1) if exact else finished
         version_after = {step: version for step, version in version_after.items() if step >= oldest}
     assert started == num_steps
     assert not len(under_way)
@@ -56,15 +59,17 @@ def test_any_order_of_events_keeps_the_plan(lag, num_steps, exact, data):
 @given(st.integers(0, 6), st.integers(1, 40), st.data())
 def test_what_is_forgotten_is_never_asked_for_again(lag, num_steps, data):
     batch = data.draw(st.integers(1, num_steps))
-    assert oldest_step(batch, lag) == min(weights_step(later, lag) for later in range(batch, num_steps + 1))
+    assert Schedule(lag).oldest_step(batch) == min(
+        Schedule(lag).weights_step(later) for later in range(batch, num_steps + 1)
+    )
     step = data.draw(st.integers(1, num_steps))
-    older = [later for later in range(step + 1, num_steps + 1) if weights_step(later, lag) < step]
+    older = [later for later in range(step + 1, num_steps + 1) if Schedule(lag).weights_step(later) < step]
     assert last_older_batch(step, lag, num_steps) == max(older, default=step)
 
 
 def test_is_too_old_at_the_bound():
-    assert not is_too_old(5, 2, lag=2)
-    assert is_too_old(5, 1, lag=2)
+    assert not Schedule(2).is_too_old(5, 2)
+    assert Schedule(2).is_too_old(5, 1)
 
 
 def test_queue_is_bounded_ordered_and_first_in_first_out():
@@ -80,3 +85,12 @@ def test_queue_is_bounded_ordered_and_first_in_first_out():
         queue.put(Ticket(4, weights_step=0))
     queue.put(Ticket(3, weights_step=0))
     assert (queue.head.batch, queue.newest.batch, len(queue)) == (2, 3, 2)
+
+
+def test_late_batches_follow_from_seed_and_batch_alone():
+    plan = [Schedule(1, 0.2, 11, seed=3).weights_step(batch) for batch in range(1, 2001)]
+    late = [step < batch - 2 for batch, step in enumerate(plan, start=1)]
+    assert plan == [Schedule(1, 0.2, 11, seed=3).weights_step(batch) for batch in range(1, 2001)]
+    assert plan != [Schedule(1, 0.2, 11, seed=4).weights_step(batch) for batch in range(1, 2001)]
+    assert {batch - 1 - step for batch, step in enumerate(plan, start=1) if batch > 13} == {1, 12}
+    assert 0.17 < sum(late) / 2000 < 0.23

@@ -42,21 +42,31 @@ def k3(log_r: Tensor) -> Tensor:
     return (exact.expm1() - exact).to(log_r.dtype)
 
 
-def reference_penalty(logprobs: Tensor, reference_logprobs: Tensor, kind: KLPenalty) -> Tensor:
-    """Per-token estimate of KL(π || π_ref) from tokens of π; both arguments and the result are (B, T), nats.
+def reference_penalty(
+    logprobs: Tensor, reference_logprobs: Tensor, kind: KLPenalty, behaviour: Tensor | None = None
+) -> Tensor:
+    """Per-token estimate of KL(π || π_ref), nats; all arguments and the result are (B, T).
 
-    `k3` is what GRPO and TRL use: its value is unbiased on-policy, but its gradient is not that of KL(π || π_ref). `k2`
-    has that gradient on-policy, with a biased value. `straight_through` has the value of k3 and the gradient of k2.
+    With `behaviour` = log μ of the policy that sampled the tokens, each estimate is multiplied by ρ = π/μ (the token's
+    own ratio, clamped at ± 20 nats, never clipped otherwise). Per token, given its prefix (which still comes from μ),
+    the mean over μ is then the mean over π, and the gradient is that of KL(π || π_ref), on- and off-policy:
+
+    - `k3`: unbiased value; ρ carries the gradient of sampling, as in TRL's `use_bias_correction_kl`.
+    - `k2`: biased value; its own gradient is the KL's already, so ρ is held constant.
+    - `straight_through`: the value of k3 with the gradient of k2.
+
+    Without `behaviour` the tokens are taken to come from π itself: wrong by orders of magnitude once they do not.
     """
     log_r = reference_logprobs - logprobs
+    ratio = torch.ones_like(log_r) if behaviour is None else clamp_log_ratio(logprobs - behaviour).exp()
     match kind:
         case "k3":
-            return k3(log_r)
+            return ratio * k3(log_r)
         case "k2":
-            return k2(log_r)
+            return ratio.detach() * k2(log_r)
         case "straight_through":
             surrogate = k2(log_r)
-            return surrogate + (k3(log_r) - surrogate).detach()
+            return ratio.detach() * (surrogate + (k3(log_r) - surrogate).detach())
         case _:
             raise ValueError(f"unknown kl_penalty {kind!r}: choose k3, k2 or straight_through")
 
@@ -69,11 +79,23 @@ def masked_mean(values: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
     return torch.where(mask, values, 0.0).sum(dim) / mask.sum(dim).clamp(min=1)
 
 
-def staleness_kl(log_ratio: Tensor, mask: Tensor, dim: int | None = None) -> Tensor:
+def staleness_kl(log_ratio: Tensor, mask: Tensor, dim: int | None = None, cap: float | None = None) -> Tensor:
     """Per-token KL(μ || π), nats, of the policy μ that generated from the policy π of now, in float64.
 
     `log_ratio` = log π - log μ of tokens sampled from μ, (..., T), and `mask` alike. The mean of k3 over the tokens
     that count is unbiased, never negative, and does not grow with length. Over `dim` (-1: per sequence) or over
-    everything; 0.0 where no token counts.
+    everything; 0.0 where no token counts. With `cap` (nats) a token counts for at most that: then it is a lower bound.
     """
-    return masked_mean(k3(torch.where(mask, log_ratio, 0.0).double()), mask, dim)
+    per_token = k3(torch.where(mask, log_ratio, 0.0).double())
+    return masked_mean(per_token if cap is None else per_token.clamp(max=cap), mask, dim)
+
+
+def effective_sample_size(log_weight: Tensor) -> float:
+    """(Σw)² / (N Σw²) in (0, 1] of N importance weights, given as logarithms (N,); 1 without any.
+
+    1 says that all weigh the same, 1/N that one carries everything.
+    """
+    if not len(log_weight):
+        return 1.0
+    weight = (log_weight.double() - log_weight.double().max()).exp()  # the scale cancels; this one cannot overflow
+    return float(weight.sum().square() / (len(weight) * weight.square().sum()))

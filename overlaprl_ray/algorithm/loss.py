@@ -2,7 +2,7 @@
 
 Per token, with μ the policy that generated, π the current one and A the row's advantage (arXiv 2402.03300):
 
-    -min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A) + β KL(π || π_ref)        ρ = π/μ
+    -min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A) + β ρ k3(π_ref/π)        ρ = π/μ
 
 Variants: token or sequence ratio (GSPO, arXiv 2507.18071), dual clip (arXiv 1912.09729), truncated importance sampling
 and decoupled PPO (AReaL, arXiv 2505.24298), sums per sequence, per batch (DAPO, arXiv 2503.14476) or per token budget
@@ -28,7 +28,7 @@ class LossOutput:
 
     loss: Tensor  # to call backward() on; policy loss + beta · reference penalty
     policy_loss: Tensor  # its policy part
-    kl_ref: Tensor  # sum over tokens of the reference penalty, before beta and row weights
+    kl_ref: Tensor  # sum over tokens of the reference penalty, ratio included, before beta and row weights
     clip_low: Tensor  # tokens with A < 0 beyond the trust region
     clip_high: Tensor  # tokens with A > 0 beyond it
     ratio_sum: Tensor  # sum over tokens of π/μ
@@ -88,7 +88,8 @@ def grpo_loss(
     if reference is None:
         penalty = torch.zeros_like(policy)
     else:
-        penalty = reference_penalty(logprobs, _within(mask, reference), grpo.kl_penalty)
+        sampled_from = behaviour if grpo.use_bias_correction_kl else None
+        penalty = reference_penalty(logprobs, _within(mask, reference), grpo.kl_penalty, sampled_from)
 
     def aggregate(per_token: Tensor) -> Tensor:
         rows = _within(mask, per_token).sum(dim=1)
@@ -105,19 +106,6 @@ def grpo_loss(
         ratio_sum=_within(mask, clamp_log_ratio(logprobs.detach() - behaviour).exp()).sum(),
         tokens=mask.sum(),
     )
-
-
-def effective_sample_size(log_ratio: Tensor, mask: Tensor) -> float:
-    """(Σw)² / (N Σw²) in (0, 1] with w_i = exp(mean_t Δ) of sequence i; `log_ratio` = Δ = log π - log μ, (B, T).
-
-    1 says that all sequences weigh the same, 1/N that one carries everything. Rows without tokens are left out; 1 if
-    all are.
-    """
-    log_weight = masked_mean(log_ratio.double(), mask, dim=1)[mask.any(dim=1)]
-    if not len(log_weight):
-        return 1.0
-    weight = (log_weight - log_weight.max()).exp()  # the scale cancels; this one cannot overflow
-    return float(weight.sum().square() / (len(weight) * weight.square().sum()))
 
 
 def _within(mask: Tensor, values: Tensor) -> Tensor:

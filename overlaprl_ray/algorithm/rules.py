@@ -2,13 +2,15 @@
 
 Δ = log π - log μ of each completion token, with μ the policy that generated and π the current one. This project's rule
 (`kl`) grades by KL(μ || π): full weight while fresh, less while stale, none beyond. Beside it, on equal terms, the
-rules others use: `version` (TRL async, AReaL, SkyRL), `opsm` (DeepSeek-V3.2), `m2po` (arXiv 2510.01161). A new rule is
-one function and one line in `RULES`.
+rules others use: `version` (TRL async, AReaL, SkyRL), `opsm` (DeepSeek-V3.2), `m2po` (arXiv 2510.01161), `ess` (VCPO,
+arXiv 2602.17616), and `random`, the control of every rule that discards. A new rule is one function and one line in
+`RULES`.
 
     gate = RULES["kl"](GateInputs(log_ratio, mask, advantages, groups, lag=2), StalenessConfig())
     gate.weight, gate.fractions
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, overload
@@ -16,10 +18,12 @@ from typing import Literal, overload
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.kl import k3, masked_mean
+from overlaprl_ray.algorithm.kl import clamp_log_ratio, effective_sample_size, k3, masked_mean
 from overlaprl_ray.config import StalenessConfig
 
 Decision = Literal["fresh", "stale", "discard"]
+
+ESS_FRESH = 0.99  # rule ess: a weight of at least this counts as fresh
 
 DECISIONS: tuple[Decision, ...] = ("fresh", "stale", "discard")  # a row's decision is an index into this
 
@@ -33,6 +37,8 @@ class GateInputs:
     advantages: Tensor  # (B,)
     groups: Tensor  # (B,) int, one label per prompt position
     lag: int  # versions between generation and now
+    measured: Tensor | None = None  # (B,) bool, rows whose log_ratio is known; None: all
+    draw: float = 0.0  # in [0, 1), follows from seed, batch and update: for rule `random`
 
 
 @dataclass(frozen=True)
@@ -42,8 +48,9 @@ class Gate:
     weight: Tensor  # (B,) factor of a row's whole loss, 0 to 1
     decision: Tensor  # (B,) int8, index into DECISIONS
     keep: Tensor | None = None  # (B, T) bool, tokens that retain their policy term; None: the clip applies instead
-    kl: float | None = None  # nats per token over the rows with signal; None: the rule needs no forward pass
-    signal_tokens: int = 0  # tokens `kl` was measured on
+    kl: float | None = None  # nats per token over the measured rows; None: nothing was measured
+    kl_tokens: int = 0  # tokens `kl` was measured on
+    kl_max: float | None = None  # what the largest of them would add to their sum without a cap, nats
 
     def rows(self, rows: Tensor, tokens: int) -> "Gate":
         """What it says about rows (by ids, in their order), cut to `tokens` completion tokens."""
@@ -70,15 +77,16 @@ def overall_decision(decisions: Sequence[Decision]) -> Decision:
 
 def merge_gates(gates: Sequence[Gate]) -> Gate:
     """The gate of an update from those of its micro-batches, in row order; KL is again a mean per token."""
-    tokens = sum(gate.signal_tokens for gate in gates)
-    measured = [gate.kl * gate.signal_tokens for gate in gates if gate.kl is not None]
+    tokens = sum(gate.kl_tokens for gate in gates)
+    measured = [gate.kl * gate.kl_tokens for gate in gates if gate.kl is not None]
     keeps = [gate.keep for gate in gates if gate.keep is not None]
     return Gate(
         weight=torch.cat([gate.weight for gate in gates]),
         decision=torch.cat([gate.decision for gate in gates]),
         keep=torch.cat(keeps) if keeps else None,
         kl=sum(measured) / max(tokens, 1) if measured else None,
-        signal_tokens=tokens,
+        kl_tokens=tokens,
+        kl_max=max((gate.kl_max for gate in gates if gate.kl_max is not None), default=None),
     )
 
 
@@ -97,7 +105,7 @@ def kl_weight(kl: float | Tensor, kl_fresh: float, kl_stale: float, min_weight: 
 
 def keep_everything(inputs: GateInputs, config: StalenessConfig) -> Gate:
     """Rule `none`: measure, do nothing."""
-    return _gate(inputs, torch.zeros_like(inputs.groups))
+    return _gate(inputs, config, torch.zeros_like(inputs.groups))
 
 
 def discard_everything(rows: int) -> Gate:
@@ -106,9 +114,12 @@ def discard_everything(rows: int) -> Gate:
 
 
 def grade_by_kl(inputs: GateInputs, config: StalenessConfig) -> Gate:
-    """Rule `kl`: `kl_weight` of KL(μ || π) per batch, group or sequence, measured over the rows with signal (A ≠ 0).
+    """Rule `kl`: `kl_weight` of KL(μ || π) per batch, group or sequence, over all tokens of its rows.
 
-    Each row gets the weight of its batch, group or sequence; one without any signal is fresh.
+    Rows without signal (A = 0) count too: leaving them out would choose rows by their outcome, and where successes are
+    rare that multiplies the estimate. A token counts for at most `kl_token_cap`: k3 is heavy-tailed, and one token
+    could discard a batch; the bounded mean says too little of drift that rare tokens carry. Each row gets the weight of
+    its batch, group or sequence; a unit without tokens, or of which nothing is measured, is fresh.
     """
     kl_fresh, kl_stale = thresholds(config)
     units = {
@@ -116,11 +127,11 @@ def grade_by_kl(inputs: GateInputs, config: StalenessConfig) -> Gate:
         "group": inputs.groups,
         "sequence": torch.arange(len(inputs.groups), device=inputs.groups.device),
     }
-    kl, tokens = _kl_by_unit(inputs, units[config.granularity])
-    has_signal = tokens > 0
-    weight = torch.where(has_signal, kl_weight(kl, kl_fresh, kl_stale, config.min_weight), 1.0)
+    kl, tokens, _ = _kl_by_unit(inputs, units[config.granularity], config.kl_token_cap)
+    known = tokens > 0
+    weight = torch.where(known, kl_weight(kl, kl_fresh, kl_stale, config.min_weight), 1.0)
     grade = (kl >= kl_fresh).to(torch.int8) + (kl >= kl_stale).to(torch.int8)
-    return _gate(inputs, torch.where(has_signal, grade, 0), weight=weight)
+    return _gate(inputs, config, torch.where(known, grade, 0), weight=weight)
 
 
 def drop_old_versions(inputs: GateInputs, config: StalenessConfig) -> Gate:
@@ -132,7 +143,7 @@ def drop_old_versions(inputs: GateInputs, config: StalenessConfig) -> Gate:
 def drop_drifted_negatives(inputs: GateInputs, config: StalenessConfig) -> Gate:
     """Rule `opsm`: drop a sequence iff A < 0 and mean(log μ - log π) > `opsm_delta` (off-policy sequence masking)."""
     drift = -masked_mean(inputs.log_ratio.double(), inputs.mask, dim=1)
-    return _gate(inputs, 2 * ((inputs.advantages < 0) & (drift > config.opsm_delta)))
+    return _gate(inputs, config, 2 * ((inputs.advantages < 0) & (drift > config.opsm_delta)))
 
 
 def bound_second_moment(inputs: GateInputs, config: StalenessConfig) -> Gate:
@@ -150,7 +161,25 @@ def bound_second_moment(inputs: GateInputs, config: StalenessConfig) -> Gate:
     stays = torch.empty_like(order, dtype=torch.bool).scatter_(0, order, prefix_mean < config.m2po_tau)
     keep = (~outward).masked_scatter(outward, stays)
     lost, left = (inputs.mask & ~keep).any(dim=1), (inputs.mask & keep).any(dim=1)
-    return _gate(inputs, lost.to(torch.int8) + (lost & ~left), weight=torch.ones_like(delta[:, 0]), keep=keep)
+    return _gate(inputs, config, lost.to(torch.int8) + (lost & ~left), weight=torch.ones_like(delta[:, 0]), keep=keep)
+
+
+def scale_by_ess(inputs: GateInputs, config: StalenessConfig) -> Gate:
+    """Rule `ess`: weight √((Σw)² / (B Σw²)) with w = π/μ of whole sequences (VCPO's step scaling, arXiv 2602.17616).
+
+    It scales the learning rate (`apply_to: lr`). Decisions are `fresh` while the weight is at least ESS_FRESH.
+    """
+    mask = inputs.mask if inputs.measured is None else inputs.mask & inputs.measured[:, None]
+    log_weight = clamp_log_ratio(torch.where(mask, inputs.log_ratio, 0.0).double().sum(dim=1))
+    weight = math.sqrt(effective_sample_size(log_weight[mask.any(dim=1)]))
+    stale = torch.full_like(inputs.groups, weight < ESS_FRESH)
+    return _gate(inputs, config, stale, weight=torch.full(stale.shape, weight, dtype=torch.float64))
+
+
+def discard_at_random(inputs: GateInputs, config: StalenessConfig) -> Gate:
+    """Rule `random`: drop everything with probability `discard_probability`, whatever it is; measures no KL."""
+    dropped = torch.full_like(inputs.groups, inputs.draw < config.discard_probability, dtype=torch.bool)
+    return Gate(weight=(~dropped).double(), decision=2 * dropped.to(torch.int8))
 
 
 Rule = Callable[[GateInputs, StalenessConfig], Gate]
@@ -161,19 +190,21 @@ RULES: dict[str, Rule] = {
     "version": drop_old_versions,
     "opsm": drop_drifted_negatives,
     "m2po": bound_second_moment,
+    "ess": scale_by_ess,
+    "random": discard_at_random,
 }
 
 
 def timing(rule: str, granularity: str) -> Literal["before", "rows", "after"]:
     """When an update can ask its gate.
 
-    "before" any backward: `version`, before any forward even, and `m2po`, which looks at every token of the update at
-    once. "rows": micro-batch by micro-batch, since rows (or whole groups) are judged on their own. "after" the update's
-    gradients are accumulated: `kl` per batch, whose one weight then scales them.
+    "before" any backward: `version` and `random`, before any forward even, and `m2po`, which looks at every token of
+    the update at once. "rows": micro-batch by micro-batch, since rows (or whole groups) are judged on their own.
+    "after" the update's gradients are accumulated: `kl` per batch and `ess`, whose one weight then scales them.
     """
-    if rule in ("version", "m2po"):
+    if rule in ("version", "random", "m2po"):
         return "before"
-    return "after" if rule == "kl" and granularity == "batch" else "rows"
+    return "after" if rule == "ess" or (rule == "kl" and granularity == "batch") else "rows"
 
 
 def thresholds(config: StalenessConfig) -> tuple[float, float]:
@@ -183,19 +214,27 @@ def thresholds(config: StalenessConfig) -> tuple[float, float]:
     return config.kl_fresh, config.kl_stale
 
 
-def _kl_by_unit(inputs: GateInputs, labels: Tensor) -> tuple[Tensor, Tensor]:
-    """KL of the rows that share a row's label, and the tokens it is a mean of, for every row (B,); signal rows only."""
-    mask = inputs.mask & (inputs.advantages != 0)[:, None]
-    row_sums = k3(torch.where(mask, inputs.log_ratio, 0.0).double()).sum(dim=1)
+def _kl_by_unit(inputs: GateInputs, labels: Tensor, cap: float | None) -> tuple[Tensor, Tensor, float]:
+    """Of the rows that share a row's label the KL and its number of tokens, for every row (B,); the largest token."""
+    mask = inputs.mask if inputs.measured is None else inputs.mask & inputs.measured[:, None]
+    per_token = k3(torch.where(mask, inputs.log_ratio, 0.0).double())
+    bounded = per_token if cap is None else per_token.clamp(max=cap)
     names, unit = labels.unique(return_inverse=True)
-    sums = row_sums.new_zeros(len(names)).index_add_(0, unit, row_sums)
+    sums = per_token.new_zeros(len(names)).index_add_(0, unit, bounded.sum(dim=1))
     tokens = mask.sum(dim=1).new_zeros(len(names)).index_add_(0, unit, mask.sum(dim=1))
-    return (sums / tokens.clamp(min=1))[unit], tokens[unit]
+    return (sums / tokens.clamp(min=1))[unit], tokens[unit], float(per_token.max()) if per_token.numel() else 0.0
 
 
-def _gate(inputs: GateInputs, decision: Tensor, weight: Tensor | None = None, keep: Tensor | None = None) -> Gate:
+def _gate(
+    inputs: GateInputs,
+    config: StalenessConfig,
+    decision: Tensor,
+    weight: Tensor | None = None,
+    keep: Tensor | None = None,
+) -> Gate:
     """The rows' decisions and the divergence measured; without a `weight`, rows not discarded count in full."""
-    kl, tokens = _kl_by_unit(inputs, torch.zeros_like(inputs.groups))
+    kl, tokens, largest = _kl_by_unit(inputs, torch.zeros_like(inputs.groups), config.kl_token_cap)
     if weight is None:
         weight = (decision != DECISIONS.index("discard")).double()
-    return Gate(weight, decision.to(torch.int8), keep, float(kl[0]), int(tokens[0]))
+    gate = Gate(weight, decision.to(torch.int8), keep)
+    return replace(gate, kl=float(kl[0]), kl_tokens=int(tokens[0]), kl_max=largest) if tokens[0] else gate

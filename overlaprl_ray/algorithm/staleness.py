@@ -65,7 +65,7 @@ class StalenessScheduler:
         """KL(μ || π) in nats per token from the logprobs of the generated tokens under μ, then and under π, now.
 
         Tensors or lists, (T,) or (B, T), all of one shape; a true `mask` entry is a token that counts (default: all
-        do). 0.0 when none does. Raises ValueError when the shapes differ.
+        do), each for at most `kl_token_cap`. 0.0 when none does. Raises ValueError when the shapes differ.
         """
         then, now = (
             torch.as_tensor(logprobs, dtype=torch.float64).detach()
@@ -77,7 +77,7 @@ class StalenessScheduler:
                 f"shapes differ: generation_logprobs {tuple(then.shape)}, current_logprobs {tuple(now.shape)}, "
                 f"mask {tuple(counts.shape)}"
             )
-        return float(staleness_kl(now - then, counts))
+        return float(staleness_kl(now - then, counts, cap=self.config.kl_token_cap))
 
     def decide(self, kl: float, num_samples: int = 1) -> StalenessDecision:
         """Grade one divergence by the `kl` rule, whatever rule is configured, and count it. RunError on nan."""

@@ -1,15 +1,15 @@
-"""Every setting of a run, in `grpo`, `model` and `experiment`; `cli` reads them, `identity` says what a run is."""
+"""Every setting of a run, a module per group; `cli` reads them, `identity` says which of them make a run what it is."""
 
 from overlaprl_ray.config.experiment import (
     ExperimentConfig,
     OutputConfig,
     PipelineConfig,
     ResourcesConfig,
-    StalenessConfig,
     TaskConfig,
 )
 from overlaprl_ray.config.grpo import TINY, GRPOConfig
 from overlaprl_ray.config.model import ModelConfig, TinyConfig
+from overlaprl_ray.config.staleness import StalenessConfig
 
 __all__ = [
     "TINY",

@@ -17,7 +17,6 @@ from overlaprl_ray.config.grpo import (
     Count,
     Group,
     GRPOConfig,
-    NonNegative,
     Positive,
     Seed,
     Share,
@@ -25,6 +24,7 @@ from overlaprl_ray.config.grpo import (
     Whole,
 )
 from overlaprl_ray.config.model import ModelConfig
+from overlaprl_ray.config.staleness import StalenessConfig
 
 
 class TaskConfig(Group):
@@ -83,8 +83,16 @@ class TaskConfig(Group):
 class PipelineConfig(Group):
     """When things happen."""
 
-    mode: Literal["sync", "async", "staleness", "overlap"] = Field("overlap", description="each adds to the last")
+    mode: Literal["sync", "async", "staleness", "overlap"] = Field(
+        "overlap",
+        description="sync: no overlap; async: generate ahead; staleness: and judge stale batches; overlap: and score "
+        "with the reference meanwhile",
+    )
     lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
+    late_share: Share = Field(
+        0.0, description="chance of a late batch, made with weights late_lag steps older than its lag says, 0 to 1"
+    )
+    late_lag: int = Field(8, ge=1, le=64, description="how much older the weights of a late batch are, steps, 1 to 64")
     schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
     timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
     max_restarts: Whole = Field(3, description="actors that may die and be started anew in one run, >= 0")
@@ -92,39 +100,6 @@ class PipelineConfig(Group):
         "stop",
         description="a batch with failing rewards or a gradient that is not finite ends the run, or is skipped",
     )
-
-
-class StalenessConfig(Group):
-    """What happens to a rollout whose policy has drifted away (modes `staleness` and `overlap`)."""
-
-    rule: Literal["none", "kl", "version", "opsm", "m2po"] = Field("kl", description="how a rollout is judged")
-    kl_fresh: NonNegative = Field(0.05, description="below this KL (>= 0) a rollout counts in full")
-    kl_stale: Positive = Field(0.15, description="from this KL (> 0) on it is discarded; > kl_fresh")
-    min_weight: float = Field(0.1, ge=0, le=1, description="weight just below kl_stale, 0 to 1")
-    threshold_unit: Literal["nats", "floor"] = Field(
-        "nats",
-        description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor "
-        "(for bfloat16, where it is about 1e-3 nats; in float32 it is too small to be a unit)",
-    )
-    granularity: Literal["batch", "group", "sequence"] = Field("batch", description="what is judged as one")
-    apply_to: Literal["loss", "lr"] = Field(
-        "loss", description="what the weight scales: the batch's gradient (w = 0.1 leaves about 0.10 of its influence)"
-        " or that step's learning rate (leaves 0.91: momentum delivers the rest later)")  # fmt: skip
-    max_lag: Whole = Field(4, description="rule version: drop a rollout more than this many versions (>= 0) old")
-    opsm_delta: NonNegative = Field(
-        1e-4, description="rule opsm: drop a row with A < 0 beyond this mean log-ratio, >= 0"
-    )
-    m2po_tau: Positive = Field(0.04, description="rule m2po: bound on the mean squared log-ratio, > 0")
-
-    @model_validator(mode="after")
-    def _check(self) -> "StalenessConfig":
-        if self.kl_fresh >= self.kl_stale:
-            raise ValueError(f"kl_fresh={self.kl_fresh} must be below kl_stale={self.kl_stale}; try 0.05 and 0.15")
-        if self.apply_to == "lr" and self.granularity != "batch":
-            raise ValueError(f"apply_to=lr goes only with granularity=batch, not {self.granularity}; use apply_to=loss")
-        if self.apply_to == "lr" and self.rule != "kl":
-            raise ValueError(f"apply_to=lr goes only with rule=kl, not {self.rule}; use apply_to=loss")
-        return self
 
 
 class ResourcesConfig(Group):
@@ -184,6 +159,12 @@ class ExperimentConfig(Group):
                 f"resources.num_generators={self.resources.num_generators} exceeds grpo.num_prompts_per_step="
                 f"{self.grpo.num_prompts_per_step}: a generator would have no group to make"
             )
+        if self.late_lag and (self.pipeline.schedule != "exact" or self.output.checkpoint_every):
+            raise ValueError(
+                f"pipeline.late_share={self.pipeline.late_share} needs pipeline.schedule=exact, not "
+                f"{self.pipeline.schedule}, and output.checkpoint_every=0, not {self.output.checkpoint_every}: no "
+                "checkpoint holds weights so old"
+            )
         if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
             raise ValueError(
                 f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
@@ -206,6 +187,11 @@ class ExperimentConfig(Group):
     def lag(self) -> int:
         """Batches generated ahead, as the mode has it: `sync` never does."""
         return 0 if self.pipeline.mode == "sync" else self.pipeline.lag
+
+    @property
+    def late_lag(self) -> int:
+        """How much older than its lag says the weights of a batch can be, steps; 0 where no batch is late."""
+        return self.pipeline.late_lag if self.pipeline.late_share and self.pipeline.mode != "sync" else 0
 
     @property
     def rule(self) -> str:

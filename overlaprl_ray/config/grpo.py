@@ -13,7 +13,8 @@ TINY = "tiny"  # the built-in model: made and warm-started here, downloaded from
 
 # What the built-in model wants instead of the defaults below, which are meant for pretrained models.
 TINY_DEFAULTS: dict[str, Any] = {
-    "lr": 1e-3,
+    "lr": 4e-4,
+    "lr_warmup_steps": 20,
     "num_steps": 250,
     "num_prompts_per_step": 32,
     "max_new_tokens": 5,
@@ -59,6 +60,14 @@ class GRPOConfig(Group):
 
     model_name: str = Field(TINY, description=f"'{TINY}' (built in), a model folder, or a Hugging Face hub name")
     lr: float = Field(1e-5, gt=0, le=1, description="AdamW's learning rate, > 0 and at most 1")
+    lr_warmup_steps: Whole = Field(10, description="steps over which the rate rises linearly to lr, >= 0")
+    lr_schedule: Literal["constant", "linear", "cosine"] = Field(
+        "constant", description="the rate after warm-up: constant, or falling to lr * lr_min_ratio over num_steps"
+    )
+    lr_min_ratio: float = Field(0.0, ge=0, le=1, description="linear and cosine: the rate at the end over lr, 0 to 1")
+    adam_beta1: float = Field(0.9, ge=0, lt=1, description="AdamW's decay of the first moment, 0 to below 1")
+    adam_beta2: float = Field(0.999, ge=0, lt=1, description="AdamW's decay of the second moment, 0 to below 1")
+    adam_eps: float = Field(1e-8, gt=0, le=1, description="AdamW's epsilon, > 0 and at most 1")
     num_steps: Count = Field(50, description="steps: batches judged and trained on or discarded, >= 1")
     num_prompts_per_step: Count = Field(4, description="P: prompts per batch, >= 1")
     group_size: int = Field(
@@ -75,6 +84,9 @@ class GRPOConfig(Group):
     kl_penalty: Literal["k2", "k3", "straight_through"] = Field(
         "k3", description="reference penalty; straight_through = value of k3, gradient of k2"
     )
+    use_bias_correction_kl: bool = Field(
+        True, description="multiply each token's reference penalty by its ratio to the generating policy, as in TRL"
+    )
     loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("grpo", description="how token losses are averaged")
     importance_level: Literal["token", "sequence"] = Field("token", description="ratio per token or sequence (GSPO)")
     correction: Literal["none", "truncated", "decoupled"] = Field("none", description="off-policy correction")
@@ -87,7 +99,7 @@ class GRPOConfig(Group):
     num_minibatches: Count = Field(1, description="updates per batch, >= 1, each on a slice of whole groups; divides P")
     num_iterations: Count = Field(1, description="passes over each batch, >= 1")
     max_grad_norm: Positive = Field(1.0, description="gradient norm is clipped to this, > 0")
-    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay, >= 0")
+    weight_decay: NonNegative = Field(0.0, description="AdamW's weight decay, >= 0; norms and biases have none")
 
     @model_validator(mode="before")
     @classmethod

@@ -22,7 +22,7 @@ from overlaprl_ray.config import ExperimentConfig, ModelConfig
 from overlaprl_ray.config.grpo import TINY
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import model_error
-from overlaprl_ray.models.tiny import ensure_tiny, tiny_config, tiny_tokenizer
+from overlaprl_ray.models.tiny import tiny_config, tiny_folder, tiny_tokenizer
 from overlaprl_ray.tasks import Task
 
 disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
@@ -86,7 +86,7 @@ def load_model(
     config: ExperimentConfig, name: str, task: Task, device: str = "cpu", dtype: str | None = None
 ) -> PreTrainedModel:
     """The causal model `name` in `dtype` (null = the configured one), every dropout off: two forwards must agree."""
-    folder = str(ensure_tiny(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
+    folder = str(tiny_folder(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
     architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     for key, value in vars(architecture).items():
         if "drop" in key and isinstance(value, float):

@@ -1,9 +1,10 @@
-"""The built-in model: a small Llama over a character tokenizer, warm-started by supervised training, made on the spot.
+"""The built-in model: a small Llama over a character tokenizer, warm-started by supervised training.
 
-It is an ordinary Hugging Face folder in the cache (`$OVERLAPRL_CACHE`, default ~/.cache/overlaprl_ray), keyed by
-everything its bits depend on, so every actor loads the same one.
+The default one is part of the package (`builtin/`, made by scripts/make_builtin_model.py): the same start on every
+machine, nothing to wait for. Other shapes, digits and tasks are warm-started on the spot into an ordinary Hugging Face
+folder in the cache (`$OVERLAPRL_CACHE`, default ~/.cache/overlaprl_ray), keyed by everything its bits depend on.
 
-    folder = ensure_tiny(config.model.tiny, task.train)
+    folder = tiny_folder(config.model.tiny, task.train)
     AutoModelForCausalLM.from_pretrained(folder)
 """
 
@@ -24,11 +25,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from overlaprl_ray.config import TinyConfig
+from overlaprl_ray.config import TaskConfig, TinyConfig
 from overlaprl_ray.rollout import pad_left, position_ids
-from overlaprl_ray.tasks import Problem
+from overlaprl_ray.tasks import Problem, arithmetic
 
 CONTEXT = 512  # tokens
+BUILTIN = Path(__file__).parent / "builtin"
 RECIPE = 1  # raise it when the warm start below changes, so that no stale cache is used
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -74,8 +76,21 @@ def cache_folder() -> Path:
     return Path(os.environ.get("OVERLAPRL_CACHE", default)).expanduser()
 
 
-def ensure_tiny(config: TinyConfig, problems: Sequence[Problem]) -> Path:
-    """The folder of the warm-started model, made if it is not there. Safe to call from several processes at once."""
+def tiny_folder(config: TinyConfig, problems: Sequence[Problem]) -> Path:
+    """The folder of the model to start from: the packaged one where it fits, else a warm-started one from the cache.
+
+    The packaged one fits its own shape, and training problems that include all it has seen: then it knows no held-out
+    one.
+    """
+    if config == TinyConfig():
+        seen = {(p.prompt, p.answer) for p in arithmetic.build(TaskConfig()).train}
+        if seen <= {(p.prompt, p.answer) for p in problems}:
+            return BUILTIN
+    return _warm_started(config, problems)
+
+
+def _warm_started(config: TinyConfig, problems: Sequence[Problem]) -> Path:
+    """The cached folder, made if it is not there. Safe to call from several processes at once."""
     key = hashlib.sha256()
     bits = [
         config.model_dump(),
@@ -94,12 +109,17 @@ def ensure_tiny(config: TinyConfig, problems: Sequence[Problem]) -> Path:
         if not folder.exists():
             scratch = Path(tempfile.mkdtemp(prefix="making-", dir=folder.parent))
             try:
-                warm_start(config, problems).save_pretrained(scratch)
-                tiny_tokenizer().save_pretrained(scratch)
+                save_tiny(config, problems, scratch)
                 scratch.rename(folder)  # all of it or nothing
             finally:
                 shutil.rmtree(scratch, ignore_errors=True)
     return folder
+
+
+def save_tiny(config: TinyConfig, problems: Sequence[Problem], folder: Path) -> None:
+    """Warm-start a model on these problems and save it with its tokenizer."""
+    warm_start(config, problems).save_pretrained(folder)
+    tiny_tokenizer().save_pretrained(folder)
 
 
 def warm_start(config: TinyConfig, problems: Sequence[Problem]) -> LlamaForCausalLM:

@@ -1,7 +1,7 @@
 """A run as a graph of actor calls whose edges are object references: submits batches, and what was lost with an actor.
 
                  weights after step s(i)            scores
-    generate(i) <------------------------ train(j)  <-------- score(i)      for every batch i, with s(i) = i - 1 - lag
+    generate(i) <------------------------ train(j)  <-------- score(i)      for every batch i, by algorithm/schedule.py
 
 The driver only holds references: it never sees a tensor, and Ray runs each call as soon as its arguments exist. In all
 modes but `overlap` score(i) also waits for train(i-1), which puts the reference on the critical path.
@@ -18,7 +18,7 @@ from typing import Any
 
 import ray
 
-from overlaprl_ray.algorithm.schedule import evaluations, last_older_batch, oldest_step
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.runs.checkpoint import Checkpoint, clear_scratch, commit
 from overlaprl_ray.runs.files import writing
@@ -34,6 +34,7 @@ class Graph:
 
     def __init__(self, config: ExperimentConfig, actors: Actors, folder: Path, start: Checkpoint | None = None):
         self.config, self.actors, self.folder = config, actors, folder
+        self.schedule = Schedule.of(config)
         self.exact = config.pipeline.schedule == "exact"
         self.last = config.grpo.num_steps
         self.base = start  # the newest checkpoint, which a new learner starts from; None: the initial model
@@ -124,7 +125,7 @@ class Graph:
 
     def _forget_weights(self) -> None:
         """Drop the weights that no batch and no evaluation, under way or to come, will ask for."""
-        oldest = oldest_step(self.submitted + 1, self.config.lag) if self.exact else self.finished
+        oldest = self.schedule.oldest_step(self.submitted + 1) if self.exact else self.finished
         oldest = min([oldest, *(ticket.weights_step for ticket in self.queue)])
         evaluated = {*self.due, *(step for ticket in self.under_way for step in ticket.evaluations)}
         self.weights = {s: weights for s, weights in self.weights.items() if s >= oldest or s in evaluated}

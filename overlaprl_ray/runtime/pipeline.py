@@ -12,7 +12,6 @@ from collections.abc import Iterator
 
 import ray
 
-from overlaprl_ray.algorithm.schedule import weights_step
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.runs.checkpoint import Checkpoint
@@ -35,11 +34,11 @@ class Pipeline:
         Raises `RunError`; `ActorDied` where an actor is gone: when `Graph.resubmit` has made up for it, another call
         goes on from there.
         """
-        graph, lag, last = self.graph, self.config.lag, self.config.grpo.num_steps
+        graph, last = self.graph, self.config.grpo.num_steps
         for batch in range(graph.submitted + 1, last + 1):
             while self._must_finish_a_step():
                 yield from self._finish_step()
-            graph.submit(batch, weights_step(batch, lag) if graph.exact else graph.finished)
+            graph.submit(batch, graph.schedule.weights_step(batch) if graph.exact else graph.finished)
         while graph.queue:
             yield from self._finish_step()
         graph.submit_end()

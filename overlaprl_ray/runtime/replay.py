@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.schedule import evaluations, oldest_step, weights_step
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.rollout import merge
@@ -38,6 +38,7 @@ def replay(
         raise ConfigError("pipeline.schedule = 'latest': only 'exact' can be replayed; its weights follow from timing")
     torch.set_num_threads(config.resources.threads)
     task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
+    schedule = Schedule.of(config)
     count, steps = config.resources.num_generators, config.grpo.num_steps
     learner = build_learner(config, task)
     samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
@@ -49,14 +50,14 @@ def replay(
     def publish(step: int) -> None:
         """Keep a copy of the weights, without those that no batch to come needs; evaluate them where that is due."""
         published[step] = (learner.version, {name: value.clone() for name, value in learner.weights().items()})
-        for old in [s for s in published if s < oldest_step(step + 1, config.lag)]:
+        for old in [s for s in published if s < schedule.oldest_step(step + 1)]:
             del published[old]
         if on_evaluation and step in due:
             on_evaluation(_evaluate(samplers[0], step, *published[step]))
 
     publish(0)
     for step in range(1, steps + 1):
-        source = weights_step(step, config.lag)
+        source = schedule.weights_step(step)
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
         rollout = merge([sampler.rollout(step, source) for sampler in samplers])

@@ -2,7 +2,8 @@
 
 `task.gym` holds the dataset's own parameters, besides `size` (problems drawn, 2000 by default) and `seed` (0): both
 belong to the task, not to the run, so that accuracies of runs can be compared. A question drawn twice counts once, and
-the first `eval_size` questions are held out, so no question is on both sides. Its own scorer judges: see gym_scores.py.
+the first `eval_size` questions are held out; none of the rest has the words of one of them in another order, as
+`12 + 34` and `34 + 12`. Its own scorer judges: see gym_scores.py.
 
 Example::
 
@@ -42,15 +43,31 @@ def build(config: TaskConfig) -> Task:
         raise ConfigError(
             f"task.gym: {config.gym} does not fit {name} ({reason}); see its parameters' limits"
         ) from error
-    if len(items) <= config.eval_size:
+    problems = [_problem(config, Item(name, json.dumps(settings, sort_keys=True), item)) for item in items.values()]
+    numbers = all(NUMBER.fullmatch(problem.answer) for problem in problems)
+    rewards = ("gym_number" if numbers else "gym",)
+    train, heldout = split(problems, config.eval_size)
+    if not train:
         raise ConfigError(
             f"task.eval_size: {config.eval_size} leaves nothing to train on of the {len(items)} different problems in "
             f"{settings['size']} of {config.name}; make it smaller, or task.gym.size larger"
         )
-    problems = [_problem(config, Item(name, json.dumps(settings, sort_keys=True), item)) for item in items.values()]
-    numbers = all(NUMBER.fullmatch(problem.answer) for problem in problems)
-    rewards = ("gym_number" if numbers else "gym",)
-    return Task(config.name, problems[config.eval_size :], problems[: config.eval_size], rewards)
+    return Task(config.name, train, heldout, rewards)
+
+
+def split(problems: list[Problem], eval_size: int) -> tuple[list[Problem], list[Problem]]:
+    """(to train on, held out): questions of the same words are on one side; those that do not fit are left out."""
+    groups: dict[tuple[str, ...], list[Problem]] = {}
+    for problem in problems:
+        groups.setdefault(tuple(sorted(problem.columns["question"].split())), []).append(problem)
+    heldout: list[Problem] = []
+    train: list[Problem] = []
+    for group in groups.values():
+        if len(heldout) < eval_size:
+            heldout.extend(group[: eval_size - len(heldout)])
+        else:
+            train.extend(group)
+    return train, heldout
 
 
 def _problem(config: TaskConfig, item: Item) -> Problem:

@@ -13,7 +13,7 @@ from overlaprl_ray.engines.base import Engine
 from overlaprl_ray.engines.hf import HFEngine
 from overlaprl_ray.models.loading import eos_ids, load_model, load_tokenizer
 from overlaprl_ray.models.lora import add_adapter
-from overlaprl_ray.models.tiny import ensure_tiny
+from overlaprl_ray.models.tiny import tiny_folder
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.generator import Sampler, encode
 from overlaprl_ray.workers.learner import Learner
@@ -41,7 +41,7 @@ def _build_vllm(config: ExperimentConfig, task: Task, tokenizer: PreTrainedToken
     from overlaprl_ray.engines.vllm import VLLMEngine
 
     name = config.grpo.model_name
-    folder = str(ensure_tiny(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
+    folder = str(tiny_folder(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
     try:
         generation = GenerationConfig.from_pretrained(folder)
     except OSError:  # few models come without

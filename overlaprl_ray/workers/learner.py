@@ -6,6 +6,7 @@ result.metrics["reward"], learner.version
 """
 
 import copy
+import functools
 import math
 import time
 from collections.abc import Callable
@@ -19,7 +20,7 @@ from transformers import PreTrainedModel
 from overlaprl_ray.algorithm.kl import staleness_kl
 from overlaprl_ray.algorithm.loss import LossOutput, grpo_loss, normalizer
 from overlaprl_ray.algorithm.rules import Gate, merge_gates
-from overlaprl_ray.algorithm.schedule import is_too_old
+from overlaprl_ray.algorithm.schedule import Schedule, learning_rate, seeded_uniform
 from overlaprl_ray.algorithm.staleness import StalenessScheduler
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import BadBatch, RunError
@@ -45,8 +46,9 @@ class Learner:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             model.train()  # without it checkpointing is silently off; dropout is 0 all the same
         self.config, self.model = config, model
-        self.optimizer = MasterAdamW(model, grpo.lr, grpo.weight_decay)
+        self.optimizer = MasterAdamW(model, grpo)
         self.scheduler = StalenessScheduler(config.staleness.model_copy(update={"rule": config.rule}))
+        self.schedule = Schedule.of(config)
         self.version = 0
         self.floor: float | None = None
 
@@ -91,20 +93,19 @@ class Learner:
         """Judge one batch and train on it. Raises `RunError` on a loss or gradient that is not finite."""
         started = time.time()
         grpo = self.config.grpo
-        if is_too_old(rollout.batch, rollout.weights_step, self.config.lag):
-            raise RunError(
-                f"step {rollout.batch}: made with the weights after step {rollout.weights_step}, "
-                f"beyond lag {self.config.lag}"
-            )
+        if self.schedule.is_too_old(rollout.batch, rollout.weights_step):
+            bound = self.schedule.oldest_step(rollout.batch)
+            raise RunError(f"step {rollout.batch}: made after step {rollout.weights_step}, beyond the bound {bound}")
         lag = self.version - rollout.version  # in versions, as it is before the first of the updates
         totals, fault = StepTotals(), None
         slices = [slice(start, start + grpo.update_rows) for start in range(0, grpo.batch_rows, grpo.update_rows)]
         updates = [self._plan(rollout, scores, rows, lag) for rows in slices]
+        lr = learning_rate(rollout.batch, grpo)
         try:
             self._prepare(rollout, updates)
             for iteration in range(grpo.num_iterations):
                 for update in updates:
-                    self._update(update, totals, first=iteration == 0)
+                    self._update(update, totals, lr, first=iteration == 0)
                     update.done = True
         except BadBatch as error:
             if self.config.pipeline.on_fault == "stop":
@@ -117,7 +118,7 @@ class Learner:
             "step": rollout.batch,
             "version": self.version,
             **rollout_metrics(rollout, grpo.group_size),
-            **totals.metrics(gate, lag),
+            **totals.metrics(gate, lag, lr),
             "faults": int(fault is not None),
         }
         spans = {"load": rollout.load, "generate": rollout.generate, "train": (started, time.time())}
@@ -133,7 +134,8 @@ class Learner:
 
     def _plan(self, rollout: Rollout, scores: Scores | None, rows: slice, lag: int) -> Update:
         reference = scores.logprobs[rows] if scores else None
-        return Update(rows_of(rollout, rows), self.config, self.scheduler, lag, reference)
+        draw = seeded_uniform(self.config.seed, rollout.batch, rows.start)
+        return Update(rows_of(rollout, rows), self.config, self.scheduler, lag, draw, reference)
 
     def _prepare(self, rollout: Rollout, updates: list[Update]) -> None:
         """What is asked before the first update: is the batch sound, what is the floor, what is the proximal policy."""
@@ -146,11 +148,13 @@ class Learner:
             for update in updates:
                 update.proximal = self._logprobs(update.part, update.micros)
 
-    def _update(self, update: Update, totals: StepTotals, first: bool) -> None:
-        """One optimizer update, or none where the gate discards every row."""
+    def _update(self, update: Update, totals: StepTotals, lr: float, first: bool) -> None:
+        """One optimizer update, or none where no row with a loss term is left."""
         grpo, part = self.config.grpo, update.part
+
+        current = functools.partial(self._logprobs, part)
         if first:
-            update.ask_before(lambda: self._logprobs(part, update.micros))
+            update.ask_before(current)
         if update.gate is None or update.gate.weight.any():
             whole = normalizer(grpo.loss_type, len(part.rewards), part.tokens, grpo.max_new_tokens)
             self.optimizer.zero_grad()
@@ -167,8 +171,8 @@ class Learner:
                 self.optimizer.collect()
                 totals.add_loss(loss, seen[rows, :width] - micro.logprobs, micro, entropy, first)
             if first:
-                update.ask_after(seen)
-            self._apply(update, totals)
+                update.ask_after(seen, current)
+            self._apply(update, totals, lr)
         if first:
             update.record()
 
@@ -197,21 +201,20 @@ class Learner:
             keep=here(gate.keep if gate else None),
         )
 
-    def _apply(self, update: Update, totals: StepTotals) -> None:
-        assert update.gate is not None
-        weights = update.gate.weight
-        if not weights.any():
+    def _apply(self, update: Update, totals: StepTotals, lr: float) -> None:
+        weight = update.weight
+        if weight == 0.0:
             totals.drop_update()
             return self.optimizer.zero_grad()
-        if not update.micros:
-            self.optimizer.collect_nothing()
+        if update.grades_rows:  # clipping must not undo the rows' weights: the clip sees their mean gradient
+            self.optimizer.scale(1 / weight)
         norm = self.optimizer.clip(self.config.grpo.max_grad_norm)
         if not math.isfinite(norm):
             raise BadBatch(
                 f"step {update.part.batch}: the gradient's norm is {norm}; lower grpo.lr or grpo.temperature, or use "
                 "float32"
             )
-        self.optimizer.step(float(weights[0]) if update.timing == "after" else 1.0, self.config.staleness.apply_to)
+        self.optimizer.step(lr, weight, self.config.staleness.apply_to)
         self.version += 1
         totals.end_update(norm)
 
@@ -228,7 +231,8 @@ class Learner:
         """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
         logprobs = self._logprobs(rollout, micro_batches(rollout, self.config.grpo, self.config.judges_groups))
         _check_finite(logprobs, rollout)
-        return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask))
+        cap = self.config.staleness.kl_token_cap
+        return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask, cap=cap))
 
     def _set_floor(self, floor: float) -> None:
         self.floor = floor

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.loss import LossOutput, effective_sample_size
+from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean
+from overlaprl_ray.algorithm.loss import LossOutput
 from overlaprl_ray.algorithm.rules import Gate
 from overlaprl_ray.rollout import Rollout, Span
 from overlaprl_ray.workers.cells import Cell
@@ -103,7 +104,7 @@ class StepTotals:
         """The micro-batches since the last update were discarded."""
         self.current = {}
 
-    def metrics(self, gate: Gate, lag: int) -> dict[str, Any]:
+    def metrics(self, gate: Gate, lag: int, lr: float) -> dict[str, Any]:
         """The step's row; what a discarded step does not have is None."""
         tokens = sum(update["tokens"] for update in self.losses)
 
@@ -113,13 +114,8 @@ class StepTotals:
         def per_token(name: str) -> float | None:
             return sum(update[name] for update in self.losses) / tokens if tokens else None
 
-        width = max((ratio.shape[1] for ratio, _ in self.log_ratios), default=0)
-        ratios, masks = (
-            torch.cat([torch.nn.functional.pad(pair[i], (0, width - pair[i].shape[1])) for pair in self.log_ratios])
-            if self.log_ratios
-            else None
-            for i in (0, 1)
-        )
+        # a sequence's weight is the geometric mean of its tokens' ratios, so that length does not matter
+        weights = [masked_mean(ratio.double(), mask, dim=1)[mask.any(dim=1)] for ratio, mask in self.log_ratios]
         fractions = gate.fractions
         first = max(self.first_tokens, 1)
         return {
@@ -128,14 +124,16 @@ class StepTotals:
             "kl_ref": per_token("kl_ref"),
             "entropy": self.entropy_sum / first if self.log_ratios else None,
             "grad_norm": mean("grad_norm"),
+            "lr": lr,
             "clip_ratio/low": per_token("clip_low"),
             "clip_ratio/high": per_token("clip_high"),
             "ratio/mean": self.ratio_sum / first if self.log_ratios else None,
             "padding_waste": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else None,
             "rows_skipped": self.rows_skipped,
-            "ess": None if ratios is None or masks is None else effective_sample_size(ratios, masks),
+            "ess": effective_sample_size(torch.cat(weights)) if weights else None,
             "staleness/lag": lag,
             "staleness/kl": gate.kl,
+            "staleness/kl_max": gate.kl_max,
             "staleness/weight": float(gate.weight.mean()),
             "staleness/decision": gate.verdict,
             "staleness/frac_fresh": fractions["fresh"],

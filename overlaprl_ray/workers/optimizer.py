@@ -4,8 +4,8 @@ In float32 the masters are the model's own parameters. In bfloat16 they are copi
 float32, the update happens in float32, and the model gets the rounded result; a learning rate of 1e-6 would otherwise
 vanish in bfloat16's 8 bits.
 
-    optimizer = MasterAdamW(model, lr=1e-5)
-    loss.backward(); optimizer.collect(); norm = optimizer.clip(1.0); optimizer.step(weight=1.0)
+    optimizer = MasterAdamW(model, config.grpo)
+    loss.backward(); optimizer.collect(); norm = optimizer.clip(1.0); optimizer.step(lr=1e-5)
 """
 
 from typing import Any, Literal
@@ -13,16 +13,27 @@ from typing import Any, Literal
 import torch
 from transformers import PreTrainedModel
 
+from overlaprl_ray.config import GRPOConfig
+
 
 class MasterAdamW:
-    """AdamW with (0.9, 0.999), eps 1e-8; gradients are collected, clipped, then weighted, in this order."""
+    """AdamW (arXiv 1711.05101); gradients are collected, divided by the mean row weight, clipped, then weighted.
 
-    def __init__(self, model: PreTrainedModel, lr: float, weight_decay: float = 0.0):
+    Weight decay leaves norms and biases (vectors) alone, as Hugging Face's Trainer does.
+    """
+
+    def __init__(self, model: PreTrainedModel, grpo: GRPOConfig):
         self.parameters = [p for p in model.parameters() if p.requires_grad]
         self.shared = all(p.dtype == torch.float32 for p in self.parameters)
         self.masters = self.parameters if self.shared else [p.detach().float().clone() for p in self.parameters]
-        self.lr = lr
-        self.adamw = torch.optim.AdamW(self.masters, lr=lr, weight_decay=weight_decay, fused=True)
+        groups = [
+            {"params": [p for p in self.masters if p.dim() > 1], "weight_decay": grpo.weight_decay},
+            {"params": [p for p in self.masters if p.dim() <= 1], "weight_decay": 0.0},
+        ]
+        betas = grpo.adam_beta1, grpo.adam_beta2
+        self.adamw = torch.optim.AdamW(
+            [group for group in groups if group["params"]], lr=grpo.lr, betas=betas, eps=grpo.adam_eps, fused=True
+        )
 
     @torch.no_grad()
     def start_from(self, model: PreTrainedModel) -> None:
@@ -62,27 +73,41 @@ class MasterAdamW:
                 master.grad = gradient if master.grad is None else master.grad.add_(gradient)
                 parameter.grad = None
 
-    @torch.no_grad()
-    def collect_nothing(self) -> None:
-        """Take note of a gradient of 0 everywhere, for an update that had nothing to compute: momentum goes on."""
-        for master in self.masters:
-            master.grad = torch.zeros_like(master)
-
     def clip(self, max_norm: float) -> float:
         """Clip the collected gradient; returns its norm before."""
         return float(torch.nn.utils.clip_grad_norm_(self.masters, max_norm))
 
     @torch.no_grad()
-    def step(self, weight: float = 1.0, apply_to: Literal["loss", "lr"] = "loss") -> None:
-        """Update with the clipped gradient (`loss`) or the learning rate of this one step (`lr`) times `weight`."""
+    def scale(self, factor: float) -> None:
+        """Multiply the collected gradient."""
+        for master in self.masters:
+            if master.grad is not None:
+                master.grad.mul_(factor)
+
+    @torch.no_grad()
+    def step(self, lr: float, weight: float = 1.0, apply_to: Literal["update", "loss", "lr"] = "update") -> None:
+        """Update with the clipped gradient g at rate `lr`, of which `weight` w in (0, 1] scales one thing.
+
+        `update`: the first moment sees w g, the second g. A lone w leaves w of the batch's influence, a steady w moves
+        the weights w as far. `loss`: both see w g, so that a steady w cancels. `lr`: the rate of this step alone, so
+        that momentum delivers most of a lone batch's influence later. Weight decay follows the rate, and `update`'s w.
+        """
         if apply_to == "loss" and weight != 1.0:
-            for master in self.masters:
-                if master.grad is not None:
-                    master.grad.mul_(weight)
+            self.scale(weight)
+        direction = weight if apply_to == "update" else 1.0
+        rate = lr if apply_to == "loss" else lr * weight
+        # m' = β₁ m + (1 - β₁) w g is w times what AdamW makes of m / w and g: so with lr w it takes the right step
+        self._scale_momentum(1 / direction)
         for group in self.adamw.param_groups:
-            group["lr"] = self.lr * (weight if apply_to == "lr" else 1.0)
+            group["lr"] = rate
         self.adamw.step()
+        self._scale_momentum(direction)
         self._write_back()
+
+    def _scale_momentum(self, factor: float) -> None:
+        if factor != 1.0:
+            for state in self.adamw.state.values():
+                state["exp_avg"].mul_(factor)
 
     @torch.no_grad()
     def _write_back(self) -> None:
