@@ -1,17 +1,23 @@
-"""Which settings make a run what it is, and which may change without changing a bit of it.
+"""What a run is: the settings that its numbers depend on, and the algorithm that computes them.
 
 config_hash(ExperimentConfig())           # twelve hex digits: the name of a sweep's trial
 differences(saved_values, config)         # what keeps a run from being resumed with other settings
+check_run(Path("runs/x"))                 # refuses a run that another algorithm computed
 """
 
 import hashlib
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
-from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config import ExperimentConfig, GRPOConfig
+from overlaprl_ray.errors import ConfigError
 
-# where a run lies, how long it waits and what it holds on a device: none of these reaches a number of the run
+# Raise it whenever a default or a formula changes what a run computes: what another algorithm began is refused.
+ALGORITHM = 2
+
+# Where a run lies, how long it waits and what it holds on a device: none of these reaches a number of the run.
 NO_PART = (
     "output.",
     "pipeline.timeout_s",
@@ -22,6 +28,8 @@ NO_PART = (
     "resources.reference_gpu",
     "resources.learner_gpu",
 )
+# Settings of `grpo` that the defaults of others depend on.
+DECISIVE = ("model_name", "micro_batch_tokens")
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -38,20 +46,59 @@ def essentials(values: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flatten(values) if not name.startswith(NO_PART)}
 
 
+def _defaults(config: ExperimentConfig) -> dict[str, Any]:
+    """What the essentials would be without being given, beside the decisive settings of `config`."""
+    decisive = {name: getattr(config.grpo, name) for name in DECISIVE}
+    filled, plain = (
+        essentials(ExperimentConfig(grpo=grpo).model_dump(mode="json"))
+        for grpo in (GRPOConfig(**decisive), GRPOConfig())
+    )
+    return filled | {f"grpo.{name}": plain[f"grpo.{name}"] for name in DECISIVE}
+
+
 def config_hash(config: ExperimentConfig, but: str = "") -> str:
-    """Twelve hex digits that two configurations share exactly when they describe the same run (`but` for a setting)."""
-    found = essentials(config.model_dump(mode="json"))
-    found.pop(but, None)
-    text = json.dumps(found, sort_keys=True)
+    """Twelve hex digits that two configurations share exactly when they describe the same run (`but` for a setting).
+
+    Settings at their default are left out, so that a setting which is added later renames no run.
+    """
+    defaults, settings = _defaults(config), essentials(config.model_dump(mode="json"))
+    given = {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
+    given.pop(but, None)
+    text = json.dumps({"algorithm": ALGORITHM, **given}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
+def free_setting(config: ExperimentConfig) -> str:
+    """What a resumed run may change: its number of steps, unless its learning rate depends on it."""
+    return "grpo.num_steps" if config.grpo.lr_schedule == "constant" else ""
+
+
 def differences(saved: dict[str, Any], config: ExperimentConfig) -> list[str]:
-    """'name: old -> new' for each setting that a resumed run must not change; `grpo.num_steps` may.
+    """'name: old -> new' for each setting that a resumed run must not change.
 
     A setting that did not exist when the run was saved had the effect of its default.
     """
-    defaults = essentials(ExperimentConfig().model_dump(mode="json"))
-    old, new = {**defaults, **essentials(saved)}, essentials(config.model_dump(mode="json"))
-    names = sorted({*old, *new} - {"grpo.num_steps"})
-    return [f"{name}: {old.get(name)} -> {new.get(name)}" for name in names if old.get(name) != new.get(name)]
+    old, new = _defaults(config) | essentials(saved), essentials(config.model_dump(mode="json"))
+    names = sorted({*old, *new} - {free_setting(config)})
+    pairs = [(name, old.get(name, "unset"), new.get(name, "unset")) for name in names]
+    return [f"{name}: {before} -> {after}" for name, before, after in pairs if before != after]
+
+
+def check_algorithm(number: int | None, what: str) -> None:
+    """Refuse to continue what another algorithm computed; None stands for a version without numbers."""
+    if number != ALGORITHM:
+        raise ConfigError(
+            f"{what}: computed by algorithm {number or 'without a number'}, this version has algorithm {ALGORITHM}; "
+            "finish it with the version that began it, or start anew in another folder"
+        )
+
+
+def check_run(folder: Path) -> None:
+    """Refuse to continue a folder's run if another algorithm computed it. A run without a row has no number yet."""
+    try:
+        number = json.loads((folder / "environment.json").read_text(encoding="utf-8")).get("algorithm")
+    except (OSError, ValueError, AttributeError):
+        if not (folder / "metrics.jsonl").exists():
+            return
+        number = None
+    check_algorithm(number, f"'{folder}'")

@@ -82,11 +82,23 @@ def tiny_folder(config: TinyConfig, problems: Sequence[Problem]) -> Path:
     The packaged one fits its own shape, and training problems that include all it has seen: then it knows no held-out
     one.
     """
-    if config == TinyConfig():
-        seen = {(p.prompt, p.answer) for p in arithmetic.build(TaskConfig()).train}
-        if seen <= {(p.prompt, p.answer) for p in problems}:
-            return BUILTIN
-    return _warm_started(config, problems)
+    return BUILTIN if is_packaged(config, problems) else _warm_started(config, problems)
+
+
+def is_packaged(config: TinyConfig, problems: Sequence[Problem]) -> bool:
+    """Whether a run with these training problems starts from the packaged model."""
+    if config != TinyConfig():
+        return False
+    seen = {(p.prompt, p.answer) for p in arithmetic.build(TaskConfig()).train}
+    return seen <= {(p.prompt, p.answer) for p in problems}
+
+
+def describe_start(config: TinyConfig, problems: Sequence[Problem]) -> str:
+    """Which weights a run begins with, in a line."""
+    if not is_packaged(config, problems):
+        return f"built-in model: warm-started for this task, kept in {cache_folder()}"
+    recipe = json.loads((BUILTIN / "recipe.json").read_text(encoding="utf-8"))
+    return f"built-in model: {BUILTIN / 'model.safetensors'}, sha256 {recipe['sha256'][:12]}"
 
 
 def _warm_started(config: TinyConfig, problems: Sequence[Problem]) -> Path:

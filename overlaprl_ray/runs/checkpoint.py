@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.config.identity import config_hash
+from overlaprl_ray.config.identity import ALGORITHM, check_algorithm, config_hash, free_setting
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout
 from overlaprl_ray.workers.learner import Learner
@@ -39,6 +39,7 @@ class Checkpoint:
     step: int
     batches: tuple[int, ...]  # batches whose rollouts it holds
     weights_steps: tuple[int, ...]  # the steps whose weights made them
+    algorithm: int | None  # that computed it
     config: str  # hash of the configuration, but for the number of steps
 
 
@@ -103,9 +104,10 @@ class CheckpointWriter:
             torch.save([[_as_dict(share) for share in shares] for shares in batches], folder / ROLLOUTS)
             stamp = {
                 "format": FORMAT,
+                "algorithm": ALGORITHM,
                 "step": step,
                 "version": begun.version,
-                "config": config_hash(self.config, but="grpo.num_steps"),
+                "config": config_hash(self.config, but=free_setting(self.config)),
                 "batches": [shares[0].batch for shares in batches],
                 "weights_steps": [shares[0].weights_step for shares in batches],
             }
@@ -228,7 +230,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 def _as_checkpoint(path: Path, manifest: dict[str, Any]) -> Checkpoint:
     batches, weights_steps = tuple(manifest["batches"]), tuple(manifest["weights_steps"])
-    return Checkpoint(path, manifest["step"], batches, weights_steps, manifest["config"])
+    return Checkpoint(path, manifest["step"], batches, weights_steps, manifest.get("algorithm"), manifest["config"])
 
 
 def newest_checkpoint(run: Path, config: ExperimentConfig, notice: Callable[[str], None]) -> Checkpoint | None:
@@ -239,7 +241,8 @@ def newest_checkpoint(run: Path, config: ExperimentConfig, notice: Callable[[str
         except DamagedCheckpoint as error:
             notice(f"checkpoint step-{step} is damaged and passed over: {error}")
             continue
-        if found.config != config_hash(config, but="grpo.num_steps"):
+        check_algorithm(found.algorithm, f"checkpoint '{found.path}'")
+        if found.config != config_hash(config, but=free_setting(config)):
             notice(f"checkpoint step-{step} belongs to another configuration: passed over")
             continue
         last = min(step + config.lag, config.grpo.num_steps)

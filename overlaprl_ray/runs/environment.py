@@ -14,11 +14,14 @@ from typing import Any
 
 import torch
 
+from overlaprl_ray.config.identity import ALGORITHM
+
 
 def environment() -> dict[str, Any]:
     """Versions, hardware and commit: what a figure must be read with."""
     packages = ("overlaprl_ray", "torch", "transformers", "datasets", "ray", "numpy", "pandas")
     return {
+        "algorithm": ALGORITHM,
         "versions": {name: version(name) for name in packages},
         "python": platform.python_version(),
         "platform": platform.platform(),

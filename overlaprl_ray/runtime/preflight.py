@@ -76,11 +76,13 @@ def available_gpus() -> float:
 def check_store(config: ExperimentConfig, published: int) -> None:
     """The weights that a lag keeps alive must fit one node's object store. Only with Ray running is its size known."""
     store = max(node["Resources"].get("object_store_memory", 0.0) for node in ray.nodes() if node["Alive"])
-    needed = (config.lag + 2) * published
+    sets = config.lag + config.late_lag + 2
+    needed = sets * published
     if needed > store:
+        late = f" and late_lag = {config.late_lag}" if config.late_lag else ""
         raise ConfigError(
-            f"pipeline.lag = {config.lag}: {config.lag + 2} sets of weights take {needed / 1e9:.3g} GB, Ray's object "
-            f"store has {store / 1e9:.3g}, so that they would go over the disk; lower it, set model.dtype bfloat16 or "
+            f"pipeline.lag = {config.lag}{late}: {sets} sets of weights take {needed / 1e9:.3g} GB, but Ray's object "
+            f"store has {store / 1e9:.3g}, so they would spill to disk; lower it, set model.dtype bfloat16 or "
             "model.lora_r, or start Ray with a larger --object-store-memory and name it in RAY_ADDRESS"
         )
 

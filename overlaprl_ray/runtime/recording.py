@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.config.identity import differences
+from overlaprl_ray.config.identity import check_run, differences
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.files import writing
 from overlaprl_ray.runs.loggers import RunLoggers
@@ -95,8 +95,9 @@ def recording(
 def finished_summary(folder: Path, config: ExperimentConfig) -> dict[str, Any] | None:
     """The summary of a run that is done, as `Recording.summary`; None where one can be resumed.
 
-    Raises `ConfigError` where the run in the folder has other settings.
+    Raises `ConfigError` where the run in the folder has other settings, or was computed by another algorithm.
     """
+    check_run(folder)
     try:
         saved = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
         changed = differences(saved, config)

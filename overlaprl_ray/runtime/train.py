@@ -17,8 +17,9 @@ import ray
 import yaml
 from rich.console import Console
 
-from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import RunError
+from overlaprl_ray.models.tiny import describe_start
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
@@ -79,6 +80,8 @@ def _run(
         clear_scratch(folder)
         progress.say(f"resuming after step {resume_from}")
     progress.say(f"run: {folder}")
+    if config.grpo.model_name == TINY:
+        progress.say(describe_start(config.model.tiny, ready.task.train))
     if context is not None and (line := greeting(context)):
         progress.say(line)
     progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.cli import build_config, merge
-from overlaprl_ray.config.identity import config_hash
+from overlaprl_ray.config.identity import check_run, config_hash
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.tune.search_space import Point
@@ -92,7 +92,12 @@ def make_trial(sweep: Sweep, point: Point, folder: Path) -> TrialPlan:
 
 
 def check_trials(trials: list[TrialPlan]) -> None:
-    """Data, rewards and models of every trial, before Ray starts. Raises `ConfigError` naming the trial."""
+    """Data, rewards and models of every trial, before Ray starts. Raises `ConfigError` naming the trial.
+
+    Trials of another algorithm in the sweep's folder are refused too: its tables would mix them with these.
+    """
+    for place in sorted(trials[0].folder.parent.glob("*/config.yaml")) if trials else []:
+        check_run(place.parent)
     checked: set[str] = set()
     for trial in trials:
         config = trial.config.model_copy(update={"output": trial.config.output.model_copy(update={"dir": None})})
