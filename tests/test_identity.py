@@ -1,4 +1,4 @@
-"""What a run is: its hash leaves out defaults and holds the algorithm's number; another algorithm's runs are refused."""
+"""What a run is: its hash leaves out defaults and holds the algorithm's number; others' runs are refused."""
 
 import json
 from typing import Any
