@@ -25,18 +25,23 @@ FIGURES = {"step_s": "s/step", "speed_up": "× sync", "efficiency": "efficiency"
            "seconds_to_target": "s to target", "memory_gb": "memory GB"}  # fmt: skip
 
 
+def count(text: str) -> int:
+    """A whole number from 1 on."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 1 on")
+    return int(text)
+
+
 def options(parser: argparse.ArgumentParser) -> None:
     """What a benchmark takes beside the settings of a run."""
     group = parser.add_argument_group("benchmark")
     for name, setting, letter in (("model", "grpo.model_name", "M"), ("steps", "grpo.num_steps", "N"),
                                   ("out", "output.dir", "FOLDER")):  # fmt: skip
         group.add_argument(f"--{name}", dest=setting, metavar=letter, default=argparse.SUPPRESS, help=f"= --{setting}")
-    group.add_argument(
-        "--repeats", type=int, default=3, metavar="N", help="runs of each mode, interleaved (default: 3)"
-    )
+    group.add_argument("--repeats", type=count, default=3, metavar="N", help="runs of each mode, in turns (default: 3)")
     group.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="default: all four")
     threads = "also run sync with so many threads, for it has the cores to itself (default without a GPU: 2)"
-    group.add_argument("--threads-sync", nargs="+", type=int, metavar="N", help=threads)
+    group.add_argument("--threads-sync", nargs="+", type=count, metavar="N", help=threads)
     group.add_argument("--target-accuracy", type=float, metavar="A", help="held-out accuracy to report the seconds to")
 
 
@@ -124,10 +129,10 @@ def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: ar
                 }
                 (folder / "benchmark.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     out = Table(title=f"medians of {args.repeats}", title_justify="left", box=None)
-    for name in ("mode", *FIGURES.values()):
-        out.add_column(name, justify="left" if name == "mode" else "right")
-    for row in found["modes"]:
-        out.add_row(row["label"], *("-" if row[name] is None else f"{row[name]:.3g}" for name in FIGURES))
+    for name in ("", *(row["label"] for row in found["modes"])):
+        out.add_column(name, justify="right" if name else "left")
+    for name, title in FIGURES.items():
+        out.add_row(title, *("-" if row[name] is None else f"{row[name]:,.3g}" for row in found["modes"]))
     Console(soft_wrap=True).print(out)
     print(f"files: {folder}")
 
@@ -135,6 +140,7 @@ def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: ar
 def main(argv: list[str]) -> None:
     """Parse, then run, or print what would be run."""
     config, args = parse_command_line("benchmark.py", "All modes side by side on the same work.", argv, options)
+    from overlaprl_ray.runtime.inputs import check_output
     from overlaprl_ray.runtime.preflight import available_gpus
     from overlaprl_ray.runtime.train import dry_run
 
@@ -144,6 +150,7 @@ def main(argv: list[str]) -> None:
         dry_run(config)
         return print(f"# {args.repeats} × {'; '.join(what)}")
     folder = Path(config.output.dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}-benchmark").expanduser().absolute()
+    check_output(str(folder))
     measure(config, what, args, folder)
 
 

@@ -19,6 +19,7 @@ from statistics import median
 from typing import Any
 
 from arm import Job, changed, measure
+from benchmark import count
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.config.cli import parse_command_line, run_script
@@ -35,10 +36,12 @@ def options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--arms", nargs="+", choices=["sync", "async", "staleness", "overlap", "trl"],
                        default=["overlap", "sync", "trl"], help="default: overlap sync trl")  # fmt: skip
-    group.add_argument("--repeats", type=int, default=1, metavar="N", help="runs of each arm, a seed each (default: 1)")
-    group.add_argument("--trl-threads", nargs="+", type=int, default=[1, 2], metavar="N", help="TRL's (default: 1 2)")
-    group.add_argument("--warm-up", type=int, default=5, metavar="N", help="speed: steps left out (default: 5)")
-    group.add_argument("--every", type=int, default=10, metavar="N", help="learning: steps between evaluations (10)")
+    group.add_argument(
+        "--repeats", type=count, default=1, metavar="N", help="runs of each arm, a seed each (default: 1)"
+    )
+    group.add_argument("--trl-threads", nargs="+", type=count, default=[1, 2], metavar="N", help="TRL's (default: 1 2)")
+    group.add_argument("--warm-up", type=count, default=5, metavar="N", help="speed: steps left out (default: 5)")
+    group.add_argument("--every", type=count, default=10, metavar="N", help="learning: steps between evaluations (10)")
     group.add_argument("--target", type=float, metavar="A", help="learning: train TRL until this accuracy, at most "
                        "grpo.num_steps; without it for as many seconds as our first arm took")  # fmt: skip
 
@@ -149,15 +152,17 @@ def main(argv: list[str]) -> None:
     if args.work == "speed" and config.grpo.num_steps < args.warm_up + 4:
         raise ConfigError(f"grpo.num_steps = {config.grpo.num_steps}: at least --warm-up {args.warm_up} + 4 are needed")
     folder = Path(config.output.dir or f"runs/{datetime.now():%Y%m%d-%H%M%S}-trl-{args.work}").expanduser().absolute()
-    from overlaprl_ray.models.tiny import ensure_tiny
+    from overlaprl_ray.models.tiny import tiny_folder
     from overlaprl_ray.runs.environment import environment
+    from overlaprl_ray.runtime.inputs import check_output
     from overlaprl_ray.runtime.preflight import preflight
 
     task = preflight(config).task
+    check_output(str(folder))
     if args.dry_run:
         return print(f"{args.repeats} × {'; '.join(job.label for job in jobs)}")
     name = config.grpo.model_name
-    model = ensure_tiny(config.model.tiny, task.train) if name == TINY else Path(name).expanduser()
+    model = tiny_folder(config.model.tiny, task.train) if name == TINY else Path(name).expanduser()
     if args.work == "speed":
         if not model.is_dir():
             raise ConfigError(f"grpo.model_name = '{name}': speed needs the model in a local folder")

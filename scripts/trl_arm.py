@@ -16,6 +16,7 @@ from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
+from overlaprl_ray.algorithm.schedule import learning_rate
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.loading import load_tokenizer
@@ -39,8 +40,10 @@ def trl_settings(config: ExperimentConfig, bf16: Bf16, steps: int) -> dict[str, 
     _refuse(config, micro)
     return {
         "learning_rate": grpo.lr,
-        "lr_scheduler_type": "constant",
-        "warmup_steps": 0,
+        "lr_scheduler_type": "constant",  # the rate of each step is set by `Clock`
+        "adam_beta1": grpo.adam_beta1,
+        "adam_beta2": grpo.adam_beta2,
+        "adam_epsilon": grpo.adam_eps,
         "weight_decay": grpo.weight_decay,
         "max_grad_norm": grpo.max_grad_norm,
         "optim": "adamw_torch_fused",
@@ -52,6 +55,7 @@ def trl_settings(config: ExperimentConfig, bf16: Bf16, steps: int) -> dict[str, 
         "top_p": 1.0,
         "top_k": 0,
         "beta": grpo.beta,
+        "use_bias_correction_kl": grpo.use_bias_correction_kl,
         "epsilon": grpo.clip_eps,
         "epsilon_high": grpo.clip_eps_high,
         "delta": grpo.dual_clip,
@@ -87,6 +91,12 @@ def _refuse(config: ExperimentConfig, micro: int) -> None:
         "model.lora_r": (config.model.lora_r, 0),
         "model.reference": (config.model.reference, None),
     }
+    if grpo.clip_eps is None:
+        raise ConfigError("grpo.clip_eps = null: TRL's arm always clips; give a range")
+    if grpo.beta and grpo.use_bias_correction_kl and grpo.importance_level == "sequence":
+        raise ConfigError(
+            "grpo.importance_level = sequence: TRL corrects the penalty by the sequence's ratio; set beta 0"
+        )
     for name, (value, wanted) in only.items():
         if value != wanted:
             raise ConfigError(f"{name} = {value}: TRL's arm can only do {'null' if wanted is None else wanted}")
@@ -120,7 +130,7 @@ class Clock(TrainerCallback):
     def __init__(
         self, config: ExperimentConfig, task: Task, every: int | None, target: float | None, seconds: float | None
     ):
-        self.every, self.target, self.seconds = every, target, seconds
+        self.grpo, self.every, self.target, self.seconds = config.grpo, every, target, seconds
         self.sampler = build_sampler(config, task) if every else None
         self.ends: list[float] = []
         self.evaluations: list[tuple[int, float]] = []
@@ -131,6 +141,11 @@ class Clock(TrainerCallback):
         if state.global_step == 0:
             self._evaluate(0, kwargs["model"])
             self.zero = time.perf_counter()
+
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Our learning rate of this step: Hugging Face's schedules begin at 0."""
+        for group in kwargs["optimizer"].param_groups:
+            group["lr"] = learning_rate(state.global_step + 1, self.grpo)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """The weights after a step exist; stop at the target, or after as many seconds as the other arm had."""
