@@ -8,6 +8,7 @@ import pytest
 from scipy import stats
 from study import modes, write_run, write_sweep
 
+from overlaprl_ray.config.grpo import TINY_DEFAULTS
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.reports.comparison import (
     best_plain,
@@ -196,7 +197,7 @@ def test_two_sweeps_setting_by_setting(results, sweep, tmp_path):
     first, other = finals(results), finals(second)
     differences = [other["mode sync"][seed] - first["mode sync"][seed] for seed in range(3)]
     assert found["difference"].iloc[0] == pytest.approx(plain.fmean(differences))
-    assert throughout(results, second) == {"grpo.lr": ("0.001", "0.002")}
+    assert throughout(results, second) == {"grpo.lr": (str(TINY_DEFAULTS["lr"]), "0.002")}
     same = compare_sweeps(results, load(sweep), "accuracy")
     assert set(same["verdict"]) == {"identical"}
     assert throughout(results, results) == {}

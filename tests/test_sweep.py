@@ -11,6 +11,7 @@ import yaml
 
 from overlaprl_ray import ConfigError
 from overlaprl_ray.config.cli import load_config
+from overlaprl_ray.config.grpo import TINY_DEFAULTS
 from overlaprl_ray.config.identity import config_hash
 from overlaprl_ray.tune.cli import parse_sweep_command
 from overlaprl_ray.tune.plan import plan_trials
@@ -238,10 +239,10 @@ def test_the_study_of_rules_holds_the_settings_it_promises():
         (c.grpo.num_minibatches, c.grpo.lr, c.lag, c.rule, c.staleness.apply_to, c.grpo.correction)
         for c in (trial.config for trial in trials)
     }
-    for updates, lr, lags, far in ((1, 1e-3, (0, 1, 2, 4, 8), 8), (4, 3e-4, (0, 1), 1)):
-        plain = {(updates, lr, lag, "none", "loss", "none") for lag in lags}
-        rules = {(updates, lr, far, rule, "loss", "none") for rule in ("kl", "version", "opsm", "m2po")}
-        corrections = {(updates, lr, far, "none", "loss", kind) for kind in ("truncated", "decoupled")}
+    for updates, lr, lags, far in ((1, TINY_DEFAULTS["lr"], (0, 1, 2, 4, 8), 8), (4, 3e-4, (0, 1), 1)):
+        plain = {(updates, lr, lag, "none", "update", "none") for lag in lags}
+        rules = {(updates, lr, far, rule, "update", "none") for rule in ("kl", "version", "opsm", "m2po")}
+        corrections = {(updates, lr, far, "none", "update", kind) for kind in ("truncated", "decoupled")}
         assert plain | rules | corrections | {(updates, lr, far, "kl", "lr", "none")} == {
             row for row in seen if row[0] == updates
         }
