@@ -65,7 +65,7 @@ class Recorder:
             with (self.folder / "config.yaml").open("x", encoding="utf-8") as file:
                 file.write(settings)
         except FileExistsError:
-            raise RunError(f"output.dir = '{self.folder}': another run has just taken it; give a new folder") from None
+            raise RunError(f"output.dir = '{self.folder}': another run took it first; give a new folder") from None
         (self.folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
 
     def _cut_back(self, step: int) -> None:
