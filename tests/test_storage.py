@@ -105,7 +105,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_last_good_checkpoint_resum
     assert done.returncode == 1, done.stdout + done.stderr
     [line] = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "cannot be written" in line
-    assert "make room" in line
+    assert "free some space" in line
     assert "--resume" in line
     assert not list((folder / "checkpoints").glob("*.part"))
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)

@@ -6,7 +6,6 @@ The whole run is in timeline.json, from which this draws.
     figure_of({"sync": load_trace("a/timeline.json"), "overlap": load_trace("b/timeline.json")}).savefig("modes.png")
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -100,7 +99,7 @@ def _panel(axes: Any, timeline: Timeline, view: Span, seconds: float) -> set[str
     used = {LANES[stage] for step in timeline.steps for stage in step.spans}
     lanes = [lane for lane in dict.fromkeys(LANES.values()) if lane in used]
     axes.barh(lanes, end - start, color=KINDS["idle"][0])
-    busy, seen = Counter[str](), set()
+    busy, seen = dict.fromkeys(lanes, 0.0), set()
     for lane, kind, span, labels in _bars(timeline):
         left, right = max(span[0], start) - start, min(span[1], end) - start
         if right <= left:

@@ -177,4 +177,6 @@ class LearnerActor(Watched):
             os.replace(scratch, folder)
         except OSError as error:
             shutil.rmtree(scratch, ignore_errors=True)
-            raise RunError(f"'{folder}' cannot be written ({error.strerror or error}); make room for it") from error
+            raise RunError(
+                f"'{folder}' cannot be written ({error.strerror or error}); free some space there"
+            ) from error
