@@ -19,7 +19,7 @@ from overlaprl_ray.rollout import Span
 from overlaprl_ray.runs.discard_report import discard_report
 from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import cut_back, replace_text, writing
-from overlaprl_ray.runs.gantt import draw_gantt
+from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.notices import notices
 from overlaprl_ray.runs.summary import WARM_UP, summarize
 from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
@@ -137,7 +137,7 @@ class Recorder:
         with writing(self.folder):
             if timeline.steps:
                 write_trace(self.folder / "timeline.json", timeline)
-                draw_gantt(self.folder / "timeline.png", timeline)
+                figure_of({mode: timeline}).savefig(self.folder / "timeline.png")
             replace_text(self.folder / "summary.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         return result
 
