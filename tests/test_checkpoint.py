@@ -151,7 +151,7 @@ def test_a_damaged_one_is_passed_over_for_the_one_before(run, tmp_path):
     os.truncate(tmp_path / "checkpoints" / "step-4" / "trainer.pt", 100)
     assert newest_checkpoint(tmp_path, run.config, notices.append).step == 2
     assert len(notices) == 1
-    assert "step-4 is damaged" in notices[0]
+    assert "step-4, which is damaged" in notices[0]
     assert "trainer.pt: its size" in notices[0]
 
 
@@ -194,7 +194,7 @@ def test_what_cannot_be_written_is_named_and_leaves_no_half_checkpoint(run, tmp_
     with monkeypatch.context() as patch:
         patch.setattr(torch, "save", full)
         writer.begin(tmp_path, 5, run.learner)
-        writer._join()  # the thread fails; room that is made meanwhile must not make a whole checkpoint of it
+        writer.thread.shutdown()  # the thread fails; room that is made meanwhile must not make a whole checkpoint of it
     with pytest.raises(RunError, match=rf"step-5 cannot be written .*{reason}"):
         writer.complete(tmp_path, 5, [[run.next]])
     assert not ck.scratch_of(tmp_path, 5).exists()

@@ -1,13 +1,14 @@
 """A run's folder: claimed by one run, complete, and honest about where it was made."""
 
 import json
+from pathlib import Path
 
 import pytest
 import yaml
 from conftest import read_jsonl, small
 
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.runs.environment import git_commit
+from overlaprl_ray.runs.environment import environment, git_commit
 from overlaprl_ray.runs.recorder import Recorder
 from overlaprl_ray.runs.summary import bounds
 from overlaprl_ray.workers.metrics import Evaluation, StepResult
@@ -58,6 +59,7 @@ def test_a_folder_is_taken_by_one_run_only_and_its_config_can_be_given_again(tmp
 
 
 def test_commit_of_a_checkout_only(tmp_path, monkeypatch):
+    assert environment()["git_commit"] == git_commit(Path(__file__).parents[1])
     assert git_commit(tmp_path) is None
     (tmp_path / ".git").mkdir()
     monkeypatch.setenv("PATH", "/nonexistent")

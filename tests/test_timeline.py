@@ -1,13 +1,14 @@
 """Spans made by hand, with an overlap that is known."""
 
 import json
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlaprl_ray.runs.gantt import draw_gantt, figure_of, window
+from overlaprl_ray.runs.gantt import figure_of, window
 from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, load_trace, overlap_fraction, write_trace
 
 
@@ -141,14 +142,15 @@ def test_window_of_a_short_run(count, expected):
     assert window(timeline(serial(count)))[:2] == expected
 
 
-def test_window_asked_for_is_kept_within_the_run():
-    assert window(timeline(serial(20)), 18, 99)[:2] == (18, 20)
-    assert window(timeline(serial(20)), -3, 2)[:2] == (1, 2)
+def test_window_of_a_resumed_run_has_its_own_step_numbers():
+    resumed = timeline(serial(20))
+    resumed = replace(resumed, steps=resumed.steps[4:])
+    assert window(resumed)[:2] == (9, 20)
 
 
 def test_nothing_to_draw():
     with pytest.raises(ValueError, match="without steps"):
-        draw_gantt("unused.png", timeline([]))
+        figure_of({"overlap": timeline([])})
 
 
 @pytest.mark.parametrize("reference", [True, False])
@@ -158,7 +160,7 @@ def test_pictures(tmp_path, reference):
         spans = [{stage: span for stage, span in s.items() if stage != "reference"} for s in spans]
     decisions = ["fresh"] * 8 + ["stale", "discard"] + ["fresh"] * 10
     one = timeline(spans, decisions=decisions, evaluations=[EvaluationSpan(10, 9, (1010.81, 1010.99))])
-    draw_gantt(tmp_path / "one.png", one)
+    figure_of({"overlap": one}).savefig(tmp_path / "one.png")
     figure_of({"sync": timeline(serial(20), "sync", 0), "overlap": one}).savefig(tmp_path / "two.png")
     from matplotlib.image import imread
 

@@ -1,19 +1,19 @@
-"""Exact save and resume: a checkpoint holds all that the steps after it depend on, and is either whole or not there.
+"""Exact save and resume: a checkpoint holds everything needed to resume, and is either whole or absent.
 
-Besides policy and optimizer these are the rollouts of the `lag` batches after it: older weights make them, which the
-checkpoint could not make again. So the learner copies its state after step c (`begin`), trains on while a thread writes
-it, and adds those rollouts when they exist (`complete`). The folder then gets its name (`commit`): by one rename, once
-the run's own files hold every row up to step c. A manifest with sizes and SHA-256 sums tells a damaged checkpoint.
+Besides policy and optimizer that includes the rollouts of the `lag` batches after it: they are made with older weights,
+which the checkpoint does not hold. So the learner copies its state after step c (`begin`), trains on while a thread
+writes it, and adds those rollouts once they exist (`complete`). One rename gives the folder its name (`commit`), once
+the run's own files hold every row up to step c. A manifest with sizes and SHA-256 sums exposes a damaged checkpoint.
 
-    found = newest_checkpoint(Path("runs/x"), config, notice=print)    # falls back past damaged ones
+    checkpoint = newest_checkpoint(Path("runs/x"), config, notice=print)    # falls back past damaged ones
 """
 
+import concurrent.futures
 import dataclasses
 import hashlib
 import json
 import os
 import shutil
-import threading
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -40,104 +40,83 @@ class Checkpoint:
     batches: tuple[int, ...]  # batches whose rollouts it holds
     weights_steps: tuple[int, ...]  # the steps whose weights made them
     algorithm: int | None  # that computed it
-    config: str  # hash of the configuration, but for the number of steps
+    config: str  # hash of the configuration without the number of steps
 
 
 def folder_of(run: Path, step: int) -> Path:
-    """Where a run's checkpoint after a step lies."""
+    """The checkpoint of a run after a step."""
     return run / "checkpoints" / f"step-{step}"
 
 
 def scratch_of(run: Path, step: int) -> Path:
-    """Where it is written, until it is whole."""
+    """Where it is written until it is whole."""
     return run / "checkpoints" / f"step-{step}.part"
 
 
 # ---- writing: in the learner's process ----
 
 
-@dataclasses.dataclass
-class _Begun:
-    """A checkpoint without its rollouts: what its thread has written, or why it could not."""
-
-    version: int
-    files: dict[str, Any] = dataclasses.field(default_factory=dict)
-    error: Exception | None = None
-
-
 class CheckpointWriter:
-    """Writes one checkpoint at a time beside the training that goes on."""
+    """Writes one checkpoint at a time while training goes on."""
 
     def __init__(self, config: ExperimentConfig, tokenizer: PreTrainedTokenizerBase):
         self.config, self.tokenizer = config, tokenizer
-        self.thread: threading.Thread | None = None
-        self.begun: dict[int, _Begun] = {}  # by step
+        self.thread = concurrent.futures.ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self.begun: dict[int, tuple[int, concurrent.futures.Future[dict[str, Any]]]] = {}  # step -> version, files
 
     def begin(self, run: Path, step: int, learner: Learner) -> None:
         """Copy the state after `step` and start writing it."""
-        self._join()
+        concurrent.futures.wait([files for _, files in self.begun.values()])  # one copy in memory at a time
         save, state = learner.saver(), learner.state()
-        begun = self.begun[step] = _Begun(learner.version)
         folder = scratch_of(run, step)
 
-        def write() -> None:
-            try:
-                shutil.rmtree(folder, ignore_errors=True)
-                folder.mkdir(parents=True)
-                save(folder)
-                self.tokenizer.save_pretrained(folder)
-                torch.save(state, folder / TRAINER)
-                begun.files = _settled(folder.iterdir())
-            except Exception as error:  # a full disk has many names: OSError, SafetensorError, torch's RuntimeError
-                begun.error = error
+        def write() -> dict[str, Any]:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
+            save(folder)
+            self.tokenizer.save_pretrained(folder)
+            torch.save(state, folder / TRAINER)
+            return _synced(folder.iterdir())
 
-        self.thread = threading.Thread(target=write, name="checkpoint")
-        self.thread.start()
+        self.begun[step] = learner.version, self.thread.submit(write)
 
     def complete(self, run: Path, step: int, batches: Sequence[Sequence[Rollout]]) -> None:
         """Add the rollouts of the batches after it (each as its generators' shares), the manifest, and sync to disk."""
-        self._join()
-        folder, begun = scratch_of(run, step), self.begun.pop(step)
+        folder, (version, files) = scratch_of(run, step), self.begun.pop(step)
         try:
-            if begun.error:
-                raise begun.error
+            written = files.result()
             torch.save([[_as_dict(share) for share in shares] for shares in batches], folder / ROLLOUTS)
             stamp = {
                 "format": FORMAT,
                 "algorithm": ALGORITHM,
                 "step": step,
-                "version": begun.version,
+                "version": version,
                 "config": config_hash(self.config, but=free_setting(self.config)),
                 "batches": [shares[0].batch for shares in batches],
                 "weights_steps": [shares[0].weights_step for shares in batches],
             }
-            _write_manifest(folder, stamp, begun.files | _settled([folder / ROLLOUTS]))
-        except Exception as error:
+            _write_manifest(folder, stamp, written | _synced([folder / ROLLOUTS]))
+        except Exception as error:  # a full disk has many names: OSError, SafetensorError, torch's RuntimeError
             shutil.rmtree(folder, ignore_errors=True)  # room for the rest of the run's files
             first_line = (str(error).splitlines() or [""])[0]
             reason = error.strerror if isinstance(error, OSError) else f"{type(error).__name__}: {first_line}"
             raise RunError(
-                f"checkpoint step-{step} cannot be written in '{run}' ({reason or error}); make room there, or set "
-                "output.checkpoint_every 0 to go without"
+                f"checkpoint step-{step} cannot be written in '{run}' ({reason or error}); free some space there, or "
+                "set output.checkpoint_every to 0"
             ) from error
-
-    def _join(self) -> None:
-        if self.thread is not None:
-            self.thread.join()
-            self.thread = None
 
 
 def _as_dict(rollout: Rollout) -> dict[str, Any]:
     return {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
 
 
-def _settled(paths: Iterable[Path]) -> dict[str, Any]:
-    """The fingerprints of files that are on the disk for good."""
-    found = {}
+def _synced(paths: Iterable[Path]) -> dict[str, Any]:
+    """Sync files to the disk; returns their fingerprints by name."""
+    fingerprints = {}
     for path in paths:
         _sync(path)
-        found[path.name] = _fingerprint(path)
-    return found
+        fingerprints[path.name] = _fingerprint(path)
+    return fingerprints
 
 
 def _write_manifest(folder: Path, stamp: dict[str, Any], files: dict[str, Any]) -> None:
@@ -171,12 +150,11 @@ def _digest(manifest: dict[str, Any]) -> str:
 def commit(run: Path, step: int, keep: int, accuracies: dict[int, float]) -> Checkpoint:
     """Give a completed checkpoint its name, and remove all but the newest `keep` and the best by held-out accuracy."""
     final = folder_of(run, step)
-    shutil.rmtree(final, ignore_errors=True)  # a damaged one of this step, which the run went back behind
+    shutil.rmtree(final, ignore_errors=True)  # a damaged one of this step, from before the run was resumed
     os.replace(scratch_of(run, step), final)
     _sync(final.parent)
     steps = saved_steps(run)
-    evaluated = [s for s in steps if s in accuracies]
-    best = max(evaluated, key=lambda s: (accuracies[s], s), default=None)
+    best = max((s for s in steps if s in accuracies), key=lambda s: (accuracies[s], s), default=None)
     for old in steps[keep:]:
         if old != best:
             shutil.rmtree(folder_of(run, old))
@@ -190,7 +168,7 @@ def saved_steps(run: Path) -> list[int]:
 
 
 def clear_scratch(run: Path) -> None:
-    """Remove what an interrupted writing left behind."""
+    """Remove what was left half written."""
     for path in (*(run / "checkpoints").glob("step-*.part"), *run.glob("final.part")):
         shutil.rmtree(path, ignore_errors=True)
 
@@ -207,11 +185,11 @@ def verify(path: Path) -> Checkpoint:
     manifest = _read_manifest(path)
     for name, expected in manifest["files"].items():
         try:
-            found = _fingerprint(path / name)
+            actual = _fingerprint(path / name)
         except OSError as error:
             raise DamagedCheckpoint(f"{name}: {error.strerror}") from None
-        if found != expected:
-            kind = "size" if found["bytes"] != expected["bytes"] else "checksum"
+        if actual != expected:
+            kind = "size" if actual["bytes"] != expected["bytes"] else "checksum"
             raise DamagedCheckpoint(f"{name}: its {kind} differs from the manifest's")
     return _as_checkpoint(path, manifest)
 
@@ -224,7 +202,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or manifest.pop("digest", None) != _digest(manifest):
         raise DamagedCheckpoint(f"{MANIFEST} is damaged")
     if manifest["format"] != FORMAT:
-        raise DamagedCheckpoint(f"its format is {manifest['format']}, this version reads {FORMAT}")
+        raise DamagedCheckpoint(f"its format is {manifest['format']}; this version reads {FORMAT}")
     return manifest
 
 
@@ -234,22 +212,22 @@ def _as_checkpoint(path: Path, manifest: dict[str, Any]) -> Checkpoint:
 
 
 def newest_checkpoint(run: Path, config: ExperimentConfig, notice: Callable[[str], None]) -> Checkpoint | None:
-    """The newest whole checkpoint that this configuration can go on from; each one passed over is told to `notice`."""
+    """The newest whole checkpoint from which this configuration can go on; `notice` hears why others were skipped."""
+    steps = config.grpo.num_steps
     for step in saved_steps(run):
         try:
-            found = verify(folder_of(run, step))
+            checkpoint = verify(folder_of(run, step))
         except DamagedCheckpoint as error:
-            notice(f"checkpoint step-{step} is damaged and passed over: {error}")
+            notice(f"skipped checkpoint step-{step}, which is damaged: {error}")
             continue
-        check_algorithm(found.algorithm, f"checkpoint '{found.path}'")
-        if found.config != config_hash(config, but=free_setting(config)):
-            notice(f"checkpoint step-{step} belongs to another configuration: passed over")
-            continue
-        last = min(step + config.lag, config.grpo.num_steps)
-        if step > config.grpo.num_steps or found.batches != tuple(range(step + 1, last + 1)):
-            notice(f"checkpoint step-{step} does not lead on to grpo.num_steps={config.grpo.num_steps}: passed over")
-            continue
-        return found
+        check_algorithm(checkpoint.algorithm, f"checkpoint '{checkpoint.path}'")
+        following = tuple(range(step + 1, min(step + config.lag, steps) + 1))
+        if checkpoint.config != config_hash(config, but=free_setting(config)):
+            notice(f"skipped checkpoint step-{step}, which belongs to another configuration")
+        elif step > steps or checkpoint.batches != following:
+            notice(f"skipped checkpoint step-{step}, which holds other batches than grpo.num_steps={steps} needs")
+        else:
+            return checkpoint
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a figure must be read with: versions, hardware and commit.
+"""Where a run was made: versions, hardware and commit, for environment.json.
 
 environment()["versions"]["torch"]
 """
@@ -16,20 +16,21 @@ import torch
 
 from overlaprl_ray.config.identity import ALGORITHM
 
+PACKAGES = ("overlaprl_ray", "torch", "transformers", "datasets", "ray", "numpy", "pandas")
+
 
 def environment() -> dict[str, Any]:
-    """Versions, hardware and commit: what a figure must be read with."""
-    packages = ("overlaprl_ray", "torch", "transformers", "datasets", "ray", "numpy", "pandas")
+    """What a figure must be read with."""
     return {
         "algorithm": ALGORITHM,
-        "versions": {name: version(name) for name in packages},
+        "versions": {name: version(name) for name in PACKAGES},
         "python": platform.python_version(),
         "platform": platform.platform(),
         "cpu": _cpu_name(),
         "cpus": os.cpu_count(),
         "cpu_capability": torch.backends.cpu.get_cpu_capability(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
-        "git_commit": git_commit(Path(__file__).parent.parent),
+        "git_commit": git_commit(Path(__file__).parents[2]),
         "started": datetime.now().astimezone().isoformat(timespec="seconds"),
     }
 
@@ -48,7 +49,6 @@ def git_commit(root: Path) -> str | None:
 
 def _cpu_name() -> str:
     info = Path("/proc/cpuinfo")
-    if not info.exists():
-        return platform.processor()
-    lines = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-    return lines[0].split(":", 1)[1].strip() if lines else platform.processor()
+    lines = info.read_text().splitlines() if info.exists() else []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

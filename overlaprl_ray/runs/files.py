@@ -1,4 +1,4 @@
-"""A run's files on disk: claimed by one process at a time, cut back when a run is resumed, whole or not there.
+"""A run's files: held by one process at a time, cut back on resume, whole or absent.
 
 with locked(folder):
     rows = cut_back(folder / "metrics.jsonl", step=50)
@@ -20,41 +20,42 @@ LOCK = ".lock"
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Hold a run's folder (made if need be) for this process; the system lets go of it even after a kill.
+    """Hold a run's folder, created if need be, for this process; a kill releases it.
 
     Raises `ConfigError` where another process holds it.
     """
+    lock = filelock.FileLock(folder / LOCK, timeout=0)
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(folder / LOCK, timeout=0)
         try:
             lock.acquire()
         except filelock.Timeout:
             raise ConfigError(
-                f"output.dir = '{folder}': a run is under way there; wait for its end or give another folder"
+                f"output.dir = '{folder}': a run is under way there; wait until it ends, or give another folder"
             ) from None
     try:
         yield
     finally:
         lock.release()
-        if [path.name for path in folder.iterdir()] == [LOCK]:  # nothing came of it
+        if [path.name for path in folder.iterdir()] == [LOCK]:  # the run wrote nothing
             (folder / LOCK).unlink()
             folder.rmdir()
 
 
 @contextmanager
 def writing(folder: Path) -> Iterator[None]:
-    """Whatever keeps a file from being written becomes one line: a full disk, a folder made read-only."""
+    """Turn whatever keeps a file from being written, a full disk or a read-only folder, into one line."""
     try:
         yield
     except OSError as error:
         raise RunError(
-            f"'{error.filename or folder}' cannot be written ({error.strerror or error}); make room or mend it"
+            f"'{error.filename or folder}' cannot be written ({error.strerror or error}); free some space, or fix the "
+            "permissions"
         ) from error
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a file that is present only when whole."""
+    """Write a file that is whole or absent at any moment."""
     scratch = path.with_name(f"{path.name}.part")
     try:
         scratch.write_text(text, encoding="utf-8")
@@ -65,16 +66,16 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def cut_back(path: Path, step: int) -> list[dict[str, Any]]:
-    """Drop the rows after a step, and a torn last line, from a jsonl file; returns what stays. No file: no rows."""
+    """Drop the rows after a step, and a torn last line, from a jsonl file; returns the rest. No file, no rows."""
     if not path.exists():
         return []
     rows = []
-    # not splitlines: completions may hold what Unicode calls a line's end
+    # not splitlines: completions may hold what Unicode counts as line ends
     for line in path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n"):
         try:
             row = json.loads(line)
         except ValueError:
-            break  # torn: the process was killed while it wrote
+            break  # torn: the process was killed while writing it
         if row["step"] > step:
             break
         rows.append(row)

@@ -2,12 +2,10 @@
 
 The whole run is in timeline.json, from which this draws.
 
-    draw_gantt("zoom.png", load_trace("a/timeline.json"), first_step=40, last_step=46)
     figure_of({"sync": load_trace("a/timeline.json"), "overlap": load_trace("b/timeline.json")}).savefig("modes.png")
 """
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from overlaprl_ray.runs.timeline import LANES, Span, Timeline
@@ -30,44 +28,33 @@ KINDS = {
 }
 
 
-def draw_gantt(
-    path: str | Path, timeline: Timeline, first_step: int | None = None, last_step: int | None = None
-) -> None:
-    """Draw a window of steps (default: the first dozen after warm-up) as a PNG. Raises `ValueError` without steps."""
-    figure_of({"": timeline}, first_step, last_step).savefig(path)
+def window(timeline: Timeline) -> tuple[int, int, Span]:
+    """The dozen steps after warm-up (of a shorter run its last dozen): first, last, and their span of time.
 
-
-def window(timeline: Timeline, first_step: int | None = None, last_step: int | None = None) -> tuple[int, int, Span]:
-    """(first step, last step, time span from the end of the step before to the end of the last one).
-
-    A run too short for a dozen steps after warm-up shows its last dozen.
+    The span begins where the step before ends. Raises `ValueError` without steps.
     """
     steps = timeline.steps
     if not steps:
         raise ValueError("a timeline without steps cannot be drawn")
-    begin = min(timeline.warm_up, max(0, len(steps) - WINDOW)) + 1 if first_step is None else first_step
-    begin = min(max(1, begin), len(steps))
-    end = begin + WINDOW - 1 if last_step is None else last_step
-    end = min(max(begin, end), len(steps))
-    start = steps[begin - 2].spans["train"][1] if begin > 1 else min(span[0] for span in steps[0].spans.values())
-    return begin, end, (start, steps[end - 1].spans["train"][1])
+    first = min(timeline.warm_up, max(0, len(steps) - WINDOW))
+    shown = steps[first : first + WINDOW]
+    start = steps[first - 1].spans["train"][1] if first else min(span[0] for span in steps[0].spans.values())
+    return shown[0].step, shown[-1].step, (start, shown[-1].spans["train"][1])
 
 
-def figure_of(
-    timelines: Mapping[str, Timeline], first_step: int | None = None, last_step: int | None = None
-) -> "Figure":
-    """One panel per run, all on the same time scale, so that the faster run is the shorter one."""
+def figure_of(timelines: Mapping[str, Timeline]) -> "Figure":
+    """One panel per run, by name, all on the same time scale, so that the faster run is the shorter one."""
     from matplotlib.figure import Figure  # no pyplot: threads would share its state
     from matplotlib.patches import Patch
 
-    windows = [window(timeline, first_step, last_step) for timeline in timelines.values()]
+    windows = [window(timeline) for timeline in timelines.values()]
     longest = max(end - start for _, _, (start, end) in windows)
     figure = Figure(figsize=(WIDTH_IN, 0.8 + 1.7 * len(timelines)), dpi=150, layout="constrained")
     panels = figure.subplots(len(timelines), squeeze=False)[:, 0]
     seen = {"idle"}
     for axes, (name, timeline), (first, last, span) in zip(panels, timelines.items(), windows, strict=True):
         seen |= _panel(axes, timeline, span, longest)
-        run = timeline.mode if name in ("", timeline.mode) else f"{name} ({timeline.mode})"
+        run = timeline.mode if name == timeline.mode else f"{name} ({timeline.mode})"
         share = timeline.overlap_fraction
         overlap = "" if share is None else f": a later batch is generated during {share:.0%} of training steps"
         axes.set_title(f"{run}, lag {timeline.lag}{overlap}", loc="left", fontweight="bold")

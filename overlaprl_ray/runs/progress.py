@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: a live view on a terminal, plain lines in a log, and a table at the end.
+"""What a run prints: a live view on a terminal, plain lines in a log, and a table at the end.
 
 with Progress(num_steps=200) as progress:
     progress.step(row); progress.evaluation(evaluation)
@@ -9,7 +9,6 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console, Group, RenderableType
@@ -20,9 +19,9 @@ from rich.table import Table
 
 from overlaprl_ray.workers.metrics import Evaluation
 
-LINE_EVERY_S = 10.0  # in a log, at least this long between lines,
-LINE_EVERY_SHARE = 0.02  # and this much of the run, so that a log of a long run stays short,
-LINE_AFTER_S = 300.0  # but a sign of life after this long
+# A log gets a line after this many seconds and this share of the steps, so that a long run's stays short; at the latest
+# after LINE_AFTER_S, as a sign of life.
+LINE_EVERY_S, LINE_EVERY_SHARE, LINE_AFTER_S = 10.0, 0.02, 300.0
 RECENT = 20  # steps that "now" means
 
 LANES = {"generator": ("generate", "weights"), "reference": ("reference",), "learner": ("train",)}
@@ -42,24 +41,18 @@ class Progress:
         columns = (MofNCompleteColumn(), BarColumn(bar_width=24), TimeRemainingColumn(), TextColumn("left"))
         self.bar = Bar(TextColumn("step"), *columns, console=self.console)
         self.task = self.bar.add_task("train", total=num_steps)
-        # not on a terminal, and not on one that cannot move its cursor, else a log would be full of control codes
-        self.live = (
-            Live(console=self.console, get_renderable=self.view, refresh_per_second=2)
-            if self.console.is_interactive
-            else None
-        )
+        self.live = Live(console=self.console, get_renderable=self.view, refresh_per_second=2)
 
     def __enter__(self) -> Self:
-        if self.live:
+        if self.console.is_interactive:  # else a log would be full of control codes
             self.live.start()
         return self
 
-    def __exit__(self, kind: type | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        if self.live:
-            self.live.stop()
+    def __exit__(self, *error: object) -> None:
+        self.live.stop()
 
     def say(self, text: str) -> None:
-        """One line."""
+        """Print one line."""
         self.console.print(text, highlight=False, markup=False, emoji=False)
 
     def step(self, row: dict[str, Any]) -> None:
@@ -69,7 +62,7 @@ class Progress:
             self.first_rewards.append(row["reward"])
         self.decisions[row["staleness/decision"]] += 1
         self.bar.update(self.task, completed=row["step"])
-        if self.live is None and self._line_due(row["step"]):
+        if not self.console.is_interactive and self._line_due(row["step"]):
             self.last_line, self.last_line_step = time.monotonic(), row["step"]
             left = row["wall_s"] / row["step"] * (self.num_steps - row["step"])
             self.say(
@@ -77,6 +70,11 @@ class Progress:
                 f"{_text(row['staleness/kl'], '.2g')} ({row['staleness/decision']})  "
                 f"{row['tokens_per_s'] or 0:,.0f} tokens/s  {left:.0f} s left"
             )
+
+    def _line_due(self, step: int) -> bool:
+        waited = time.monotonic() - self.last_line
+        advanced = step - self.last_line_step >= LINE_EVERY_SHARE * self.num_steps
+        return step == self.num_steps or (waited >= LINE_EVERY_S and advanced) or waited >= LINE_AFTER_S
 
     def evaluation(self, done: Evaluation) -> None:
         """A held-out evaluation."""
@@ -87,44 +85,27 @@ class Progress:
         """The live view: a bar and, from the first step on, a table."""
         if not self.rows:
             return self.bar
-        row = self.rows[-1]
-        table = Table.grid(padding=(0, 2))
+        row, table = self.rows[-1], Table.grid(padding=(0, 2))
         now, first = _mean(r["reward"] for r in self.rows), _mean(self.first_rewards)
         table.add_row("reward", f"{_text(now, '.3f')}  (first steps {_text(first, '.3f')})")
         if self.accuracies:
             table.add_row("held-out accuracy", f"{self.accuracies[-1]:.3f}  (first {self.accuracies[0]:.3f})")
+        kl, lag, weight = (row[f"staleness/{name}"] for name in ("kl", "lag", "weight"))
         judged = "  ".join(f"{self.decisions[name]} {name}" for name in ("fresh", "stale", "discard"))
-        table.add_row(
-            "staleness",
-            f"KL {_text(row['staleness/kl'], '.2g')}  lag {_text(row['staleness/lag'], 'd')}  "
-            f"weight {_text(row['staleness/weight'], '.2f')}  |  {judged}",
-        )
-        shares = {lane: self._busy(stages) for lane, stages in LANES.items()}
-        table.add_row("at work", "  ".join(f"{lane} {_meter(share)}" for lane, share in shares.items() if share))
+        table.add_row("staleness", f"KL {_text(kl, '.2g')}  lag {lag}  weight {_text(weight, '.2f')}  |  {judged}")
         seconds = sum(r["time/step"] for r in self.rows)
+        worked = {lane: sum(r[f"time/{s}"] or 0.0 for r in self.rows for s in stages) for lane, stages in LANES.items()}
+        meters = [f"{lane} {_meter(busy / seconds)}" for lane, busy in worked.items() if busy and seconds]
+        table.add_row("at work", "  ".join(meters))
+        speed = f"{len(self.rows) / seconds if seconds else 0:.2f} steps/s  {row['tokens_per_s'] or 0:,.0f} tokens/s"
         memory = sum(value for name, value in row.items() if name.startswith("memory/"))
-        table.add_row(
-            "speed",
-            f"{len(self.rows) / seconds if seconds else 0:.2f} steps/s  {row['tokens_per_s'] or 0:,.0f} tokens/s  "
-            f"memory {memory:.1f} GB",
-        )
+        table.add_row("speed", f"{speed}  memory {memory:.1f} GB")
         return Group(self.bar, table)
-
-    def _busy(self, stages: Iterable[str]) -> float:
-        """Share of the recent steps' time that an actor worked."""
-        seconds = sum(row["time/step"] for row in self.rows)
-        worked = sum(row[f"time/{stage}"] or 0.0 for row in self.rows for stage in stages)
-        return min(1.0, worked / seconds) if seconds else 0.0
-
-    def _line_due(self, step: int) -> bool:
-        waited = time.monotonic() - self.last_line
-        advanced = step - self.last_line_step >= LINE_EVERY_SHARE * self.num_steps
-        return step == self.num_steps or (waited >= LINE_EVERY_S and advanced) or waited >= LINE_AFTER_S
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    known = [value for value in values if value is not None and math.isfinite(value)]
-    return sum(known) / len(known) if known else None
+    finite = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(finite) / len(finite) if finite else None
 
 
 def _text(value: float | None, form: str) -> str:
@@ -132,27 +113,24 @@ def _text(value: float | None, form: str) -> str:
 
 
 def _meter(share: float) -> str:
-    full = round(8 * share)
-    return f"{'█' * full}{'░' * (8 - full)} {share:4.0%}"
+    full = round(8 * min(1.0, share))
+    return f"{'█' * full}{'░' * (8 - full)} {min(1.0, share):4.0%}"
 
 
 def closing_table(summary: dict[str, Any], folder: Path, console: Console) -> None:
-    """From where to where, how long it took, and where the files are."""
+    """What the run achieved, how long it took, and where the files are."""
 
     def change(start: float | None, end: float | None) -> str:
         return "-" if start is None or end is None else f"{start:.3f} → {end:.3f}  ({end - start:+.3f})"
 
-    decisions = ", ".join(f"{count} {name}" for name, count in summary["decisions"].items())
+    rewards = change(summary["reward_first_10"], summary["reward_last_10"])
     table = Table(show_header=False, title=f"{summary['mode']}, lag {summary['lag']}, seed {summary['seed']}")
     table.add_row("held-out accuracy (greedy)", change(summary["accuracy_start"], summary["accuracy_final"]))
-    table.add_row(
-        "sampled reward, first → last 10 steps", change(summary["reward_first_10"], summary["reward_last_10"])
-    )
+    table.add_row("sampled reward, first → last 10 steps", rewards)
     table.add_row("steps", f"{summary['steps']} at {summary['steps_per_s'] or 0:.2f} per second")
     table.add_row("generated", f"{summary['tokens']:,} tokens in {summary['samples']:,} completions")
-    table.add_row("staleness decisions", decisions)
+    table.add_row("staleness decisions", ", ".join(f"{count} {name}" for name, count in summary["decisions"].items()))
     table.add_row("time, without start-up", f"{summary['wall_s']:.0f} s")
     console.print(table)
-    for text in summary["notices"]:
+    for text in (*summary["notices"], f"files: {folder}"):
         console.print(text, highlight=False, markup=False)
-    console.print(f"files: {folder}", highlight=False, markup=False)

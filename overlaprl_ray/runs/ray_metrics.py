@@ -14,7 +14,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, ParamSpec, TypeVar, get_args
+from typing import Any, Literal, TypeVar, cast, get_args
 
 import ray
 from ray.util.metrics import Counter, Gauge, Histogram
@@ -37,8 +37,7 @@ GAUGES = {  # gauge -> column of metrics.jsonl; a step without a value, as a dis
     "lag": "staleness/lag", "staleness_kl": "staleness/kl", "weight": "staleness/weight",
 }  # fmt: skip
 
-P = ParamSpec("P")
-T = TypeVar("T")
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 
 def tags_of(config: ExperimentConfig) -> dict[str, str]:
@@ -159,19 +158,18 @@ class Watched:
         return before
 
 
-def during(phase: PhaseName) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def during(phase: PhaseName) -> Callable[[Method], Method]:
     """Decorates a method of a `Watched` actor: the actor is in this phase while the method runs."""
 
-    def decorate(method: Callable[P, T]) -> Callable[P, T]:
+    def decorate(method: Method) -> Method:
         @functools.wraps(method)
-        def inside(*args: P.args, **kwargs: P.kwargs) -> T:
-            actor: Watched = args[0]  # type: ignore[assignment]
+        def inside(actor: Watched, *args: Any, **kwargs: Any) -> Any:
             before = actor.enter(phase)
             try:
-                return method(*args, **kwargs)
+                return method(actor, *args, **kwargs)
             finally:
                 actor.enter(before)
 
-        return inside
+        return cast(Method, inside)
 
     return decorate

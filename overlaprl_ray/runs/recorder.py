@@ -19,7 +19,7 @@ from overlaprl_ray.rollout import Span
 from overlaprl_ray.runs.discard_report import discard_report
 from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import cut_back, replace_text, writing
-from overlaprl_ray.runs.gantt import draw_gantt
+from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.notices import notices
 from overlaprl_ray.runs.summary import WARM_UP, summarize
 from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
@@ -65,7 +65,7 @@ class Recorder:
             with (self.folder / "config.yaml").open("x", encoding="utf-8") as file:
                 file.write(settings)
         except FileExistsError:
-            raise RunError(f"output.dir = '{self.folder}': another run has just taken it; give a new folder") from None
+            raise RunError(f"output.dir = '{self.folder}': another run took it first; give a new folder") from None
         (self.folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
 
     def _cut_back(self, step: int) -> None:
@@ -137,7 +137,7 @@ class Recorder:
         with writing(self.folder):
             if timeline.steps:
                 write_trace(self.folder / "timeline.json", timeline)
-                draw_gantt(self.folder / "timeline.png", timeline)
+                figure_of({mode: timeline}).savefig(self.folder / "timeline.png")
             replace_text(self.folder / "summary.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         return result
 
