@@ -5,7 +5,7 @@ batches, in the learner; and all but `overlap` score a batch only after the step
 dies is in recovery.py.
 
     for result in Pipeline(config, actors, record).steps():
-        record.step(result)
+        record.add_step(result)
 """
 
 from collections.abc import Iterator
@@ -85,7 +85,7 @@ class Pipeline:
             while ticket.evaluations and ticket.batch <= until:
                 done = self.actors.fetch(ticket.calls[f"evaluate-{ticket.evaluations[0]}"], "a held-out evaluation")
                 ticket.evaluations.pop(0)
-                self.record.evaluation(done)
+                self.record.add_evaluation(done)
 
     def _commit_checkpoints(self, wait: bool = False) -> None:
         """Name the checkpoints that are whole, once every row and evaluation before them is on disk."""

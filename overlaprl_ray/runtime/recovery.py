@@ -5,7 +5,7 @@ model) and repeats the steps since then on the very rollouts they had: their num
 checked.
 
     for result in Recovery(pipeline, actors, say=print).steps():
-        record.step(result)
+        record.add_step(result)
 """
 
 from collections.abc import Callable, Iterator
