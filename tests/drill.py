@@ -74,14 +74,19 @@ def pids(title, root=None):
 
 
 def kill_actor(role):
-    """SIGKILL of the run's actor; one that is just being started anew is left alone."""
+    """SIGKILL of the run's actors of a role; one that is just being restarted is left alone."""
     for pid in pids(TITLES[role]):
         os.kill(pid, signal.SIGKILL)
 
 
 def run_killing(config, victims):
-    """`train` with a SIGKILL of `victims[step]` as soon as that step's row is written; returns the summary."""
-    return train(config, on_row=lambda row: kill_actor(victims[row["step"]]) if row["step"] in victims else None)
+    """`train` with a SIGKILL of the roles `victims[step]` when that step's row is written; returns the summary."""
+
+    def kill(row):
+        for role in victims.get(row["step"], []):
+            kill_actor(role)
+
+    return train(config, on_row=kill)
 
 
 def write_config(path, config):

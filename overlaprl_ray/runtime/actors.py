@@ -42,7 +42,7 @@ def _take_device(threads: int, gpu: float) -> str:
 
 
 def check_simulated(labels: Mapping[str, Any]) -> None:
-    """Refuse the CPU in place of a real GPU: that one's type is among its node's labels, a simulated one's is not."""
+    """Refuse the CPU in place of a real GPU, whose type is among its node's labels; a simulated one has none there."""
     if kind := labels.get("ray.io/accelerator-type"):
         raise RunError(
             f"this actor has a share of a GPU ({kind}) that torch {torch.__version__} cannot use (no CUDA); install a "

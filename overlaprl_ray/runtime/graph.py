@@ -1,4 +1,4 @@
-"""A run as a graph of actor calls whose edges are object references: submits batches, and what was lost with an actor.
+"""A run as a graph of actor calls with object references as edges: submits batches, and resubmits what was lost.
 
                  weights after step s(i)            scores
     generate(i) <------------------------ train(j)  <-------- score(i)      for every batch i, by algorithm/schedule.py
@@ -6,8 +6,8 @@
 The driver only holds references: it never sees a tensor, and Ray runs each call as soon as its arguments exist. In all
 modes but `overlap` score(i) also waits for train(i-1), which puts the reference on the critical path.
 
-Submitting a batch makes those of its calls that have no reference yet: at first all of them, and after an actor's death
-the ones whose result is lost. Rollouts, scores and weights belong to the driver and outlive the actor that made them.
+Submitting a batch makes those of its calls that have no reference yet: at first all of them, after an actor's death the
+ones whose result was lost. Rollouts, scores and weights belong to the driver, so they outlive the actor that made them.
 
     graph.submit(batch=4, source=2)    # generated with the weights after step 2
 """
@@ -65,7 +65,7 @@ class Graph:
         return [*self.queue, self.end]
 
     def submit(self, batch: int, source: int) -> None:
-        """Submit the next batch, to be generated with the weights after step `source`, and the evaluations up to it.
+        """Submit the next batch, generated with the weights after step `source`, and first the evaluations up to there.
 
         A batch whose rollout the base holds is not generated again.
         """
@@ -81,7 +81,7 @@ class Graph:
         self._evaluate(self.end)
 
     def finish(self, result: StepResult) -> None:
-        """The oldest batch is trained on: this came of it."""
+        """The oldest batch is trained on, with this result."""
         ticket = self.queue.pop()
         ticket.result, self.finished = result, ticket.batch
         self._forget_weights()
@@ -93,11 +93,12 @@ class Graph:
     # ---- a batch's calls ----
 
     def _make_calls(self, ticket: Ticket, previous: Ticket | None) -> None:
-        """Submit those that have no reference yet, in the order in which an actor shall take them."""
+        """Submit those that have no reference yet, in the order in which each actor takes them."""
         batch, source, actors = ticket.batch, ticket.weights_step, self.actors
         self._evaluate(ticket)
+        weights = self.weights.get(source)  # None where the base holds the rollout: nobody needs them then
         for i, generator in enumerate(actors.generators):
-            ticket.call(f"generate-{i}", generator.generate, batch, source, self.weights.get(source))
+            ticket.call(f"generate-{i}", generator.generate, batch, source, weights)
         if actors.reference is not None:
             after = previous.calls["train"] if previous and self.config.pipeline.mode != "overlap" else None
             ticket.call("score", actors.reference.score, after, *ticket.shares)
@@ -106,16 +107,15 @@ class Graph:
         self._complete_checkpoints(ticket)
         if ticket.calls.get("train") is None:
             train = actors.learner.train.options(num_returns=2)
-            ticket.calls["train"], weights = train.remote(ticket.calls.get("score"), *ticket.shares)
-            ticket.calls["begin"] = None  # a checkpoint begun after a step that failed is none
-            if ticket.result is None:  # else the step is repeated, and the weights after it are known
-                self.weights[batch] = weights
+            ticket.calls["train"], published = train.remote(ticket.calls.get("score"), *ticket.shares)
+            if ticket.result is None:  # else the step is repeated, and the weights after it are there
+                self.weights[batch] = published
         if self._has_checkpoint(batch):
             ticket.call("begin", actors.learner.begin_checkpoint, self.folder, batch)
         self._complete_checkpoints(ticket)
 
     def _add_evaluations(self, ticket: Ticket, until: int) -> None:
-        """What is due with weights up to a step is evaluated ahead of this batch."""
+        """Plan those that are due with weights up to a step ahead of this batch."""
         while self.due and self.due[0] <= until:
             ticket.evaluations.append(self.due.pop(0))
 
@@ -137,7 +137,7 @@ class Graph:
         return every > 0 and step % every == 0 and step < self.last
 
     def _complete_checkpoints(self, ticket: Ticket) -> None:
-        """Submit the completion of those whose last rollout is this batch's."""
+        """Submit the completion of those begun whose last rollout is this batch's."""
         for step, begun in self.since_base.items():
             if begun.calls.get("begin") is not None and self._last_batch(step) == ticket.batch:
                 batches = [self.since_base[batch] for batch in range(step + 1, ticket.batch + 1)]
@@ -149,7 +149,7 @@ class Graph:
         return last_older_batch(step, self.config.lag, self.last)
 
     def whole_checkpoints(self, wait: bool) -> Iterator[tuple[int, int]]:
-        """(step, last batch) of each checkpoint that is written to its end; with `wait`, of all, once they are."""
+        """(step, last batch) of each checkpoint that is written completely; with `wait`, of all, once they are."""
         for step in filter(self._has_checkpoint, list(self.since_base)):
             newest = self.since_base.get(self._last_batch(step))
             written = newest.calls.get(f"complete-{step}") if newest else None
@@ -167,16 +167,16 @@ class Graph:
     # ---- after a death ----
 
     def settle(self) -> None:
-        """Wait until each call under way has ended: an actor that lives finishes its own, a dead one's fail at once."""
+        """Wait until each call under way has ended: a living actor finishes its own, a dead one's fail at once."""
         calls = [call for ticket in self.under_way for call in ticket.calls.values() if call is not None]
         timeout_s = self.config.pipeline.timeout_s
         if calls and ray.wait(calls, num_returns=len(calls), timeout=timeout_s, fetch_local=False)[1]:
             raise timeout_error("the calls under way when an actor died", "pipeline.timeout_s")
 
     def resubmit(self, new_learner: bool) -> list[Ticket]:
-        """Submit every call whose result is lost once more, in the order of the schedule.
+        """Resubmit every call whose result was lost, in the order of the schedule.
 
-        A new learner loads the base and repeats the steps since then, on the rollouts they had; returns their batches.
+        A new learner loads the base and repeats the finished steps since then on the rollouts they had; returns these.
         """
         repeated = []
         if new_learner:
@@ -213,13 +213,15 @@ class Graph:
             self.weights[self.base_step] = published
 
     def _drop_lost(self, ticket: Ticket) -> None:
-        """Empty the places of lost results; a rollout that the base holds comes from there."""
+        """Forget the references to lost results; what the base holds of the rollout replaces them."""
         restored = self.restored.pop(ticket.batch).calls if ticket.batch in self.restored else {}
         for name, reference in ticket.calls.items():
             if not is_available(reference):
                 ticket.calls[name] = restored.get(name)
+        if ticket.calls.get("train") is None:
+            ticket.calls["begin"] = None  # a checkpoint begun after a step that failed holds nothing
 
 
 def unfinished(calls: list[Any]) -> list[Any]:
-    """Those of some calls that have not ended yet."""
+    """Those of these calls that have not ended yet."""
     return ray.wait(calls, num_returns=len(calls), timeout=0, fetch_local=False)[1]

@@ -5,7 +5,7 @@ batches, in the learner; and all but `overlap` score a batch only after the step
 dies is in recovery.py.
 
     for result in Pipeline(config, actors, record).steps():
-        record.step(result)
+        record.add_step(result)
 """
 
 from collections.abc import Iterator
@@ -29,10 +29,9 @@ class Pipeline:
         self.graph = Graph(config, actors, record.folder, start)
 
     def steps(self) -> Iterator[StepResult]:
-        """Each step to come, once it is finished; after the last, evaluations, checkpoints and the final model.
+        """Each remaining step as it finishes; after the last one come evaluations, checkpoints and the final model.
 
-        Raises `RunError`; `ActorDied` where an actor is gone: when `Graph.resubmit` has made up for it, another call
-        goes on from there.
+        Raises `RunError`, or `ActorDied` where an actor is gone: after `Graph.resubmit` another call continues there.
         """
         graph, last = self.graph, self.config.grpo.num_steps
         for batch in range(graph.submitted + 1, last + 1):
@@ -49,10 +48,10 @@ class Pipeline:
             self.actors.fetch(final, "the final model to be saved")
 
     def _must_finish_a_step(self) -> bool:
-        """Whether the next batch is submitted only after another step.
+        """Whether the next batch must wait for the oldest step under way.
 
-        Under `exact` it is where the queue is full. Under `latest` a batch is submitted when it can start, so this
-        waits until the generators are idle or the oldest step is done, whichever comes first.
+        Under `exact` it must where the queue is full. Under `latest` a batch is submitted when it can start: this waits
+        until the generators are idle or the oldest step is done, whichever comes first.
         """
         queue = self.graph.queue
         if self.graph.exact or queue.full or queue.newest is None:
@@ -68,7 +67,7 @@ class Pipeline:
         return False
 
     def _finish_step(self) -> Iterator[StepResult]:
-        """Wait for the oldest step and give its result; once that is recorded, name the checkpoints before it."""
+        """Wait for the oldest step and yield its result; once that is recorded, name the checkpoints before it."""
         ticket = self.graph.queue.head
         step = f"step {ticket.batch} of {self.config.grpo.num_steps}"
         result = self.actors.fetch(ticket.calls["train"], step)
@@ -80,12 +79,12 @@ class Pipeline:
         self._commit_checkpoints()
 
     def _collect_evaluations(self, until: int) -> None:
-        """Record those that ran ahead of a batch up to this one: once it is trained on, they are done."""
+        """Record those that ran ahead of a batch up to this one; once it is trained on, they are done."""
         for ticket in self.graph.under_way:
             while ticket.evaluations and ticket.batch <= until:
                 done = self.actors.fetch(ticket.calls[f"evaluate-{ticket.evaluations[0]}"], "a held-out evaluation")
                 ticket.evaluations.pop(0)
-                self.record.evaluation(done)
+                self.record.add_evaluation(done)
 
     def _commit_checkpoints(self, wait: bool = False) -> None:
         """Name the checkpoints that are whole, once every row and evaluation before them is on disk."""

@@ -1,7 +1,7 @@
 """What a run leaves behind, whoever computes it: its folder, its loggers, the screen, and how it ended.
 
 with recording(folder, config, cores=2, progress=Progress(200)) as record:
-    record.step(result); record.evaluation(evaluation)
+    record.add_step(result); record.add_evaluation(evaluation)
 record.summary["accuracy_final"]
 """
 
@@ -41,7 +41,7 @@ class Recording:
         """Held-out accuracy by step, as far as it is known."""
         return {done.step: done.accuracy for done in self.recorder.evaluations}
 
-    def step(self, result: StepResult, waiting: int = 0) -> None:
+    def add_step(self, result: StepResult, waiting: int = 0) -> None:
         """Write a finished step's row and pass it on; `waiting` rollouts exist that are not trained on yet."""
         row = self.recorder.step(result)
         self.progress.step(row)
@@ -54,7 +54,7 @@ class Recording:
         if self.on_row:
             self.on_row({**row, "eval/accuracy": self.recorder.evaluations[-1].accuracy})
 
-    def evaluation(self, done: Evaluation) -> None:
+    def add_evaluation(self, done: Evaluation) -> None:
         """Write a held-out evaluation and pass it on."""
         self.recorder.evaluation(done)
         self.progress.evaluation(done)

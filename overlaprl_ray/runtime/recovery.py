@@ -1,11 +1,11 @@
-"""What happens when an actor dies: it is started anew, and exactly the work that was lost is done again.
+"""What happens when an actor dies: it is restarted, and exactly the work that was lost is done again.
 
 A generator or reference only repeats its unfinished calls. A learner goes back to the newest checkpoint (or the initial
 model) and repeats the steps since then on the very rollouts they had: their numbers must come out the same, and that is
 checked.
 
     for result in Recovery(pipeline, actors, say=print).steps():
-        record.step(result)
+        record.add_step(result)
 """
 
 from collections.abc import Callable, Iterator
@@ -23,8 +23,8 @@ class Recovery:
     def __init__(self, pipeline: Pipeline, actors: Actors, say: Callable[[str], None]):
         self.pipeline, self.actors, self.say = pipeline, actors, say
         self.restarts = 0
-        self.steps_done = 0
-        self.learner_behind = False  # a new learner has not been given the steps it must repeat
+        self.steps_done = 0  # by this process
+        self.learner_behind = False  # whether a new learner was not given the steps to repeat yet
 
     def steps(self) -> Iterator[StepResult]:
         """`Pipeline.steps`, through up to `pipeline.max_restarts` deaths. Raises `RunError`."""
@@ -38,11 +38,11 @@ class Recovery:
                     self.steps_done += 1
                     yield result
                 return
-            except ActorDied as error:  # during a recovery too: it can begin again at any point
+            except ActorDied as error:  # also during a recovery, which can start over at any point
                 death = error
 
     def _recover(self, death: ActorDied) -> None:
-        """Bring the run back to where the pipeline can go on. Raises `RunError` where it cannot."""
+        """Bring the run back to where the pipeline can continue. Raises `RunError` where it cannot."""
         graph, limit = self.pipeline.graph, self.actors.config.pipeline.max_restarts
         graph.settle()
         dead = self.actors.dead()
@@ -56,7 +56,7 @@ class Recovery:
                 self._check_repeatable(death)
                 self.learner_behind = True
             name = f"{self.actors.run}/{role}"
-            self.say(f"{name} died; starting it anew ({self.restarts} of {limit} restarts): {death}")
+            self.say(f"{name} died; restarting it ({self.restarts} of {limit} restarts): {death}")
             self.actors.restart(role)
         repeated = graph.resubmit(new_learner=self.learner_behind)
         self.learner_behind = False

@@ -35,5 +35,5 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
     progress = Progress(config.grpo.num_steps, Console(quiet=True))
     resume_from = 0 if again else None
     with locked(folder), recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
-        replay(config, record.step, record.evaluation, ready.task)
+        replay(config, record.add_step, record.add_evaluation, ready.task)
     return record.summary

@@ -37,7 +37,7 @@ class Actors:
         self.config, self.plan, self.run = config, plan, run
         self._roles = self._in_order()
         self._task = ray.put(task)
-        self._handles: dict[str, Any] = {}  # None: dead, and not started anew yet
+        self._handles: dict[str, Any] = {}  # None: dead, and not restarted yet
 
     @property
     def generators(self) -> list[Any]:

@@ -92,7 +92,7 @@ def _run(
             pipeline = Pipeline(config, actors, record, start)
             recovery = Recovery(pipeline, actors, progress.say)
             for result in recovery.steps():
-                record.step(result, pipeline.graph.waiting())
+                record.add_step(result, pipeline.graph.waiting())
             record.recorder.restarts = recovery.restarts
         return record.summary
 
