@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlaprl_ray import ExperimentConfig, GRPOConfig, StalenessConfig, StalenessScheduler
-from overlaprl_ray.config.cli import build_config, fields
+from overlaprl_ray.config.cli import build_config, fields, merge
 from overlaprl_ray.config.grpo import TINY_DEFAULTS
 from overlaprl_ray.errors import ConfigError
 
@@ -278,3 +278,24 @@ def test_junk_raises_nothing_but_config_error(values: Any) -> None:
         assert build_config(config.model_dump(mode="json")) == config
     assert message.startswith("config: ")
     assert len(message) < 1000
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"pipeline.late_share": 0.2}, "output.checkpoint_every=50 cannot be combined with pipeline.late_share=0.2"),
+        ({"pipeline.late_share": 0.2, "pipeline.schedule": "latest"}, "pipeline.schedule=latest: late batches"),
+        ({"pipeline.late_lag": 0}, "pipeline.late_lag = 0"),
+        ({"pipeline.late_share": 1.5}, "pipeline.late_share = 1.5"),
+    ],
+)
+def test_late_batches_need_the_exact_schedule_and_no_checkpoints(values: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        build_config(merge({}, values))
+    assert said in str(error.value)
+
+
+def test_sync_has_no_late_batches() -> None:
+    late = {"mode": "sync", "late_share": 0.2, "late_lag": 5}
+    assert build_config({"pipeline": late}).late_lag == 0
+    assert build_config({"pipeline": late | {"mode": "async"}, "output": {"checkpoint_every": 0}}).late_lag == 5

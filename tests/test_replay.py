@@ -46,7 +46,8 @@ def assert_same(left, right):
 
 def config_of(mode, lag, **groups):
     grpo = {"num_steps": 8, "lr": 3e-3, **groups.pop("grpo", {})}
-    return small(grpo=grpo, pipeline={"mode": mode, "lag": lag}, staleness=groups.pop("staleness", STALE), **groups)
+    pipeline = {"mode": mode, "lag": lag, **groups.pop("pipeline", {})}
+    return small(grpo=grpo, pipeline=pipeline, staleness=groups.pop("staleness", STALE), **groups)
 
 
 def slow(*values):
@@ -94,6 +95,8 @@ SEQUENCES = {"micro_batch_size": 5, "loss_type": "dapo", "importance_level": "se
         {"grpo": FALLING, "staleness": {**GRADED, "apply_to": "lr"}},
         {"grpo": {"num_steps": 5, "beta": 0.0}, "staleness": {**GRADED, "granularity": "sequence", "apply_to": "loss"}},
         slow({"grpo": FALLING, "staleness": {**GRADED, "granularity": "group", "apply_to": "update"}}),
+        # late batches, out of order among others
+        {"pipeline": {"late_share": 0.4, "late_lag": 3}, "output": {"checkpoint_every": 0}, "staleness": GRADED},
         slow({"grpo": FALLING, "staleness": {"rule": "ess", "apply_to": "lr"}}),
         slow({"grpo": {"num_minibatches": 2}, "staleness": {"rule": "random", "discard_probability": 0.5}}),
         slow({"grpo": SEQUENCES, "staleness": {"rule": "m2po", "m2po_tau": 1e-3}}),

@@ -159,11 +159,15 @@ class ExperimentConfig(Group):
                 f"resources.num_generators={self.resources.num_generators} exceeds grpo.num_prompts_per_step="
                 f"{self.grpo.num_prompts_per_step}: a generator would have no group to make"
             )
-        if self.late_lag and (self.pipeline.schedule != "exact" or self.output.checkpoint_every):
+        if self.late_lag and self.pipeline.schedule != "exact":
             raise ValueError(
-                f"pipeline.late_share={self.pipeline.late_share} needs pipeline.schedule=exact, not "
-                f"{self.pipeline.schedule}, and output.checkpoint_every=0, not {self.output.checkpoint_every}: no "
-                "checkpoint holds weights so old"
+                f"pipeline.late_share={self.pipeline.late_share} cannot be combined with pipeline.schedule="
+                f"{self.pipeline.schedule}: late batches are part of the exact schedule; use exact"
+            )
+        if self.late_lag and self.output.checkpoint_every:
+            raise ValueError(
+                f"output.checkpoint_every={self.output.checkpoint_every} cannot be combined with pipeline.late_share="
+                f"{self.pipeline.late_share}: no checkpoint holds weights so old; set it to 0"
             )
         if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
             raise ValueError(
