@@ -101,7 +101,9 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_last_good_checkpoint_resum
     folder = small_disk / "run"
     config = config_of(folder, steps=12)
     write_config(tmp_path / "c.yaml", config)
-    done = script("--config", tmp_path / "c.yaml", env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+    paths = [str(TRAIN.parents[1]), os.path.dirname(__file__)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    done = script("--config", tmp_path / "c.yaml", env=environment)
     assert done.returncode == 1, done.stdout + done.stderr
     [line] = [line for line in done.stderr.splitlines() if line.startswith("error:")]
     assert "cannot be written" in line
@@ -109,7 +111,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_last_good_checkpoint_resum
     assert "--resume" in line
     assert not list((folder / "checkpoints").glob("*.part"))
     subprocess.run(["mount", "-o", "remount,size=64m", str(small_disk)], check=True)
-    done = script("--resume", folder, env={**os.environ, "PYTHONPATH": os.path.dirname(__file__)})
+    done = script("--resume", folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "going on after step" in done.stdout
     assert "going on after step 0" not in done.stdout
