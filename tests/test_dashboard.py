@@ -32,7 +32,7 @@ needs_prometheus = pytest.mark.skipif(
 
 @dataclass
 class Watched:
-    """A run that waits to be released, or is done."""
+    """A run that waits for its release, or has ended."""
 
     folder: Path
     dashboard: str
@@ -42,7 +42,7 @@ class Watched:
     release: Path
 
     def finish(self) -> None:
-        """Let the run go on, to its end, and the last values arrive."""
+        """Let the run end and its last values arrive."""
         self.release.touch()
         wait_until(lambda: "done" in self.lines or self.process.poll() is not None, 300)
         assert self.process.poll() is None, self.lines
@@ -64,7 +64,7 @@ class Watched:
 
 
 def wait_until(true, seconds: float) -> bool:
-    """Whether a condition came true in time."""
+    """Whether a condition became true in time."""
     deadline = time.monotonic() + seconds
     while not (found := bool(true())) and time.monotonic() < deadline:
         time.sleep(0.5)
@@ -72,7 +72,7 @@ def wait_until(true, seconds: float) -> bool:
 
 
 def end(process: subprocess.Popen, ask: bool = True) -> None:
-    """Ask a process to end (or wait for it, where it was told otherwise), then make it."""
+    """Ask a process to end (or wait where it has been told already); kill it after a minute."""
     if ask:
         process.terminate()
     try:
@@ -109,12 +109,12 @@ def watched(cache, tmp_path_factory):
         if watcher:
             end(watcher)
         release.touch()
-        run.stdin.close()  # it takes the end of its input for the word to stop Ray
+        run.stdin.close()  # the end of its input tells it to stop Ray
         end(run, ask=False)
 
 
 def free_port() -> int:
-    """One that nobody listens on."""
+    """A port that nobody listens on."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return free.getsockname()[1]
@@ -237,7 +237,7 @@ def test_prometheus_saw_the_metrics_move_as_the_run_did(watched):
 
 
 def test_grafana_dashboard_is_what_its_schema_version_allows():
-    """Grafana's own types for that schema: what they do not know of is lost on the way through them."""
+    """A round trip through Grafana's own types for that schema loses what they do not know."""
     sdk = pytest.importorskip("grafana_foundation_sdk")
     from grafana_foundation_sdk.cog.encoder import JSONEncoder
     from grafana_foundation_sdk.cog.plugins import register_default_plugins

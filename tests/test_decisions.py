@@ -79,7 +79,7 @@ def config_of(mode="staleness", **staleness):
     return small(pipeline={"mode": mode}, staleness=staleness)
 
 
-def test_thresholds_under_the_floor_are_told_and_rules_that_never_fired():
+def test_notices_name_thresholds_under_the_floor_and_rules_that_never_fired():
     fired, silent = {"fresh": 3, "stale": 1, "discard": 0}, {"fresh": 4, "stale": 0, "discard": 0}
     assert "under the numerical floor 0.0016" in floor_notice(config_of(kl_fresh=1e-3), 1.6e-3)
     assert floor_notice(config_of(kl_fresh=2e-3), 1.6e-3) is None

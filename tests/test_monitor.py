@@ -1,4 +1,4 @@
-"""Prometheus started on what Ray has written, and the Grafana dashboard laid beside Ray's own."""
+"""Prometheus started on what Ray has written, and the Grafana dashboard put next to Ray's own."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def a_session(folder: Path, job: str) -> Path:
 
 
 def wait_until(true, seconds: float = 60.0) -> bool:
-    """Whether a condition came true in time."""
+    """Whether a condition became true in time."""
     deadline = time.monotonic() + seconds
     while not (found := bool(true())) and time.monotonic() < deadline:
         time.sleep(0.2)
@@ -45,7 +45,7 @@ def test_the_greeting_names_the_address_and_the_way_in():
     assert greeting(SimpleNamespace(dashboard_url="")) is None
 
 
-def test_the_dashboard_is_laid_where_rays_grafana_looks(tmp_path):
+def test_the_dashboard_is_put_where_rays_grafana_looks(tmp_path):
     session = a_session(tmp_path / "s", "ray")
     path = provision(session)
     assert path == session / "metrics" / "grafana" / "dashboards" / "overlaprl.json"
@@ -61,7 +61,7 @@ def test_the_newest_session_is_where_ray_puts_it(tmp_path, monkeypatch):
 
 
 @needs_prometheus
-def test_watching_goes_over_to_a_new_ray(tmp_path):
+def test_watching_moves_on_to_a_new_ray(tmp_path):
     link = tmp_path / "session_latest"
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -51,7 +51,7 @@ def test_a_log_is_plain_and_stays_short_however_long_the_run(monkeypatch):
     assert "\r" not in text.getvalue()
 
 
-def test_a_step_of_minutes_is_told_of(monkeypatch):
+def test_a_step_of_minutes_gets_its_line(monkeypatch):
     clock = [1000.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
     text = io.StringIO()
@@ -62,7 +62,7 @@ def test_a_step_of_minutes_is_told_of(monkeypatch):
     assert len(text.getvalue().splitlines()) == 2
 
 
-def test_nothing_is_printed_where_it_shall_be_quiet(capsys):
+def test_a_quiet_console_prints_nothing(capsys):
     run(50, Console(quiet=True))
     assert capsys.readouterr() == ("", "")
 

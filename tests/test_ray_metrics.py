@@ -1,4 +1,4 @@
-"""Metrics at Ray's own port: names, tags, that they stay, and that they cost next to nothing."""
+"""Metrics at Ray's own port: names, tags, persistence and cost."""
 
 import os
 import sys
@@ -67,11 +67,11 @@ def test_rows_arrive_at_rays_port_with_tags_and_totals(local_ray):
     metrics.set("accuracy", 0.625)
     cells = [(0, 3, 1, "fresh", 10), (3, 0, 1, "discard", 6)]
     metrics.step(a_row(3), cells, queue_depth=2)
-    held = dict.fromkeys(("kl_ref", "loss", "grad_norm"))  # what a discarded step does not have
+    held = dict.fromkeys(("kl_ref", "loss", "grad_norm"))  # missing in a discarded step
     metrics.step(a_row(4, **held, **{"staleness/decision": "discard", "time/reference": None}), cells, queue_depth=1)
     tags = {**TAGS, "run": "port\\xf6"}
 
-    def exported() -> bool:  # others of the same Ray have been before
+    def exported() -> bool:  # earlier runs of the same Ray are there too
         return any(tags.items() <= labels.items() and n == 4 for labels, n in found.get("ray_overlaprl_step", []))
 
     deadline, found = time.monotonic() + 60, at_port()
@@ -106,7 +106,7 @@ class Worker(Watched):
     """An actor that can be watched."""
 
     def phases(self):
-        """What it says it does: outside, inside, inside of that, and after an error."""
+        """Its phase outside, inside, nested, and after an error."""
         seen = [self.phase]
         seen += self.train()
         with pytest.raises(ValueError, match="no"):
@@ -119,7 +119,7 @@ class Worker(Watched):
 
     @during("train")
     def train(self):
-        """A phase that holds another."""
+        """A phase with another inside."""
         return [self.phase, self.publish(), self.phase]
 
     @during("publish")
@@ -129,12 +129,12 @@ class Worker(Watched):
 
     @during("score")
     def fail(self):
-        """One that ends badly."""
+        """One that raises."""
         raise ValueError("no")
 
     @during("evaluate")
     def work(self, seconds):
-        """One that takes its time."""
+        """A slow one."""
         time.sleep(seconds)
 
 
@@ -144,7 +144,7 @@ def start(name: str, config) -> Any:
     return ray.remote(Worker).options(name=name, num_cpus=0, runtime_env=environment).remote(config)
 
 
-def test_an_actor_says_what_it_does_and_who_it_is(local_ray):
+def test_an_actor_has_a_phase_and_a_name(local_ray):
     actor = start("phases/learner", small())
     assert ray.get(actor.phases.remote()) == ["idle", "train", "publish", "train", "idle"]
     assert ray.get(actor.who.remote()) == "phases/learner"
@@ -153,7 +153,7 @@ def test_an_actor_says_what_it_does_and_who_it_is(local_ray):
 
 @pytest.mark.slow
 def test_gauges_stay_for_as_long_as_a_phase_or_a_step_takes(local_ray):
-    """Ray by itself takes a gauge off its port some twenty seconds after it was last set."""
+    """Left alone, Ray takes a gauge off its port some twenty seconds after it was last set."""
     config = small(output={"dir": "runs/long"})
     actor = start("long/generator", config)
     working = actor.work.remote(45)
@@ -171,7 +171,7 @@ def test_gauges_stay_for_as_long_as_a_phase_or_a_step_takes(local_ray):
 
 
 def test_metrics_cost_less_than_a_hundredth_of_a_step(local_ray, tmp_path):
-    """Of the fastest there are here, the built-in default's: about 0.25 s. The best of several tries is the cost."""
+    """A step of the built-in default, the fastest here, takes about 0.25 s. The best of several tries counts."""
     from overlaprl_ray.runs.loggers import RunLoggers
 
     loggers = RunLoggers(small(output={"dir": str(tmp_path)}), Path(tmp_path))

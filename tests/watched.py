@@ -1,4 +1,4 @@
-"""A run for others to watch. Ray is up before it and outlives it: each waits for a line on the standard input.
+"""A run to be watched. Ray starts before it and ends after it, each at a line on standard input.
 
 python tests/watched.py runs/x 40
 """
