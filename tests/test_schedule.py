@@ -36,13 +36,13 @@ def test_any_order_of_events_keeps_the_plan(lag, num_steps, late, data):
             started += 1
             under_way.put(Ticket(started, schedule.weights_step(started) if exact else finished))
             generating = True
-            assert under_way.newest.weights_step in version_after, "weights that do not exist yet, or were forgotten"
+            assert under_way[-1].weights_step in version_after, "weights that do not exist yet, or were forgotten"
         choices = ["generate"] * generating + ["train"] * bool(made)
         assert choices, "deadlock"
         if data.draw(st.sampled_from(choices)) == "generate":
             made.append(started)
             continue
-        ticket = under_way.pop()
+        ticket = under_way.popleft()
         assert ticket.batch == made.pop(0) == finished + 1
         assert not schedule.is_too_old(ticket.batch, ticket.weights_step)
         if exact:
@@ -74,17 +74,16 @@ def test_is_too_old_at_the_bound():
 
 def test_queue_is_bounded_ordered_and_first_in_first_out():
     queue = RolloutQueue(capacity=2)
-    assert queue.newest is None
     queue.put(Ticket(1, weights_step=0))
     queue.put(Ticket(2, weights_step=0))
     assert queue.full
     with pytest.raises(ValueError, match="full"):
         queue.put(Ticket(3, weights_step=0))
-    assert queue.pop().batch == 1
+    assert queue.popleft().batch == 1
     with pytest.raises(ValueError, match="cannot follow"):
         queue.put(Ticket(4, weights_step=0))
     queue.put(Ticket(3, weights_step=0))
-    assert (queue.head.batch, queue.newest.batch, len(queue)) == (2, 3, 2)
+    assert [ticket.batch for ticket in queue] == [2, 3]
 
 
 def test_late_batches_follow_from_seed_and_batch_alone():

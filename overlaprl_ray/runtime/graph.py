@@ -71,7 +71,7 @@ class Graph:
         """
         ticket = self.restored.pop(batch, None) or Ticket(batch, source)
         self._add_evaluations(ticket, until=source)
-        self._make_calls(ticket, self.queue.newest)
+        self._make_calls(ticket, self.queue[-1] if self.queue else None)
         self.queue.put(ticket)
         self._forget_weights()
 
@@ -82,7 +82,7 @@ class Graph:
 
     def finish(self, result: StepResult) -> None:
         """The oldest batch is trained on, with this result."""
-        ticket = self.queue.pop()
+        ticket = self.queue.popleft()
         ticket.result, self.finished = result, ticket.batch
         self._forget_weights()
 

@@ -54,21 +54,21 @@ class Pipeline:
         until the generators are idle or the oldest step is done, whichever comes first.
         """
         queue = self.graph.queue
-        if self.graph.exact or queue.full or queue.newest is None:
+        if self.graph.exact or queue.full or not queue:
             return queue.full
-        head, newest = queue.head, queue.newest
+        oldest, newest = queue[0], queue[-1]
         while pending := unfinished(newest.shares):
-            calls, timeout_s = [head.calls["train"], *pending], self.config.pipeline.timeout_s
+            calls, timeout_s = [oldest.calls["train"], *pending], self.config.pipeline.timeout_s
             ready, _ = ray.wait(calls, num_returns=1, timeout=timeout_s, fetch_local=False)
             if not ready:
-                raise timeout_error(f"step {head.batch} and batch {newest.batch}", "pipeline.timeout_s")
+                raise timeout_error(f"step {oldest.batch} and batch {newest.batch}", "pipeline.timeout_s")
             if calls[0] in ready:
                 return True
         return False
 
     def _finish_step(self) -> Iterator[StepResult]:
         """Wait for the oldest step and yield its result; once that is recorded, name the checkpoints before it."""
-        ticket = self.graph.queue.head
+        ticket = self.graph.queue[0]
         step = f"step {ticket.batch} of {self.config.grpo.num_steps}"
         result = self.actors.fetch(ticket.calls["train"], step)
         if result.weights_step != ticket.weights_step:

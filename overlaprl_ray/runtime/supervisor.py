@@ -37,12 +37,12 @@ class Actors:
         self.config, self.plan, self.run = config, plan, run
         self._roles = self._in_order()
         self._task = ray.put(task)
-        self._handles: dict[str, Any] = {}  # None: dead, and not restarted yet
+        self._handles: dict[str, Any] = {}
 
     @property
     def generators(self) -> list[Any]:
         """The generators in the order of their shares."""
-        return [handle for role, handle in self._handles.items() if role.startswith("generator")]
+        return [self._handles[role] for role in self._roles if role.startswith("generator")]
 
     @property
     def reference(self) -> Any | None:
@@ -75,12 +75,10 @@ class Actors:
 
     def restart(self, role: str) -> None:
         """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
-        if self._handles[role] is not None:
-            ray.kill(self._handles[role])  # dead or dying: its name is free only without it
-        self._handles[role] = None
+        ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
         gc.collect()  # and without any handle of it
         deadline = time.monotonic() + NAME_FREE_S
-        while self._handles[role] is None:
+        while role not in self._handles:
             try:
                 self._handles[role] = self._launch(role)
             except RunError:
@@ -91,8 +89,8 @@ class Actors:
 
     def dead(self) -> list[str]:
         """The roles whose process is gone; to be asked when all calls under way have ended one way or the other."""
-        dead = [role for role, handle in self._handles.items() if handle is None]
-        replies = {role: handle.__ray_ready__.remote() for role, handle in self._handles.items() if handle is not None}
+        dead = []
+        replies = {role: handle.__ray_ready__.remote() for role, handle in self._handles.items()}
         for role, reply in replies.items():
             try:
                 self.fetch(reply, f"{self.run}/{role} to say that it is alive")
@@ -103,8 +101,7 @@ class Actors:
     def stop(self) -> None:
         """End every actor's process."""
         for handle in self._handles.values():
-            if handle is not None:
-                ray.kill(handle)
+            ray.kill(handle)
 
     def fetch(self, reference: Any, what: str) -> Any:
         """The result behind a reference, within `pipeline.timeout_s`. Raises `RunError`, `ActorDied`."""

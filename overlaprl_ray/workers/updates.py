@@ -33,7 +33,8 @@ class Update:
     """What is fixed for all iterations over these rows: micro-batches, gate, proximal and reference logprobs.
 
     Groups without signal (every advantage 0) have no gradient where beta is 0: they are in no micro-batch. They stay in
-    the loss's normalizer and in the gate, and in the KL of a batch that rule `kl` judges (a forward without gradient).
+    the loss's normalizer and in the gate, and in what `kl` per batch and `ess` judge by (a forward without gradient).
+    Under other rules the KL that is logged is of the computed rows alone.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Update:
         self.measured = torch.isin(everyone, computed)  # rows whose logprobs an update computes
         self.micros: MicroBatches = micro_batches(part, config.grpo, config.judges_groups, computed)
         self.skipped = everyone[~self.measured]
-        whole = scheduler.config.rule == "kl" and self.timing == "after"
+        whole = self.timing == "after" and scheduler.config.rule != "none"  # judged by all rows, whatever came of them
         self.only_measured = micro_batches(part, config.grpo, rows=self.skipped) if whole else []
         self.gate: Gate | None = None
         self.proximal: Tensor | None = None  # (B, T) log π_prox
