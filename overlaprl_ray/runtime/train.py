@@ -59,50 +59,14 @@ def train(
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         check_store(config, ready.published_bytes)
-<<<<<<< HEAD
-        summary = _run(config, folder, ready, resuming, context, progress, on_row)
-    closing_table(summary, folder, progress.console)
-    return summary
-
-
-def _run(
-    config: ExperimentConfig,
-    folder: Path,
-    ready: Preflight,
-    resuming: bool,
-    context: Any | None,
-    progress: Progress,
-    on_row: OnRow | None,
-) -> dict[str, Any]:
-    """`context`: the Ray that was started for this run."""
-    start = newest_checkpoint(folder, config, progress.say) if resuming else None
-    resume_from = (start.step if start else 0) if resuming else None
-    if resuming:
-        clear_scratch(folder)
-        progress.say(f"resuming after step {resume_from}")
-    progress.say(f"run: {folder}")
-    if config.grpo.model_name == TINY:
-        progress.say(describe_start(config.model.tiny, ready.task.train))
-    if context is not None and (line := greeting(context)):
-        progress.say(line)
-    progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
-    with _resumable(folder), _running(Actors(config, ready.task, ready.plan, folder.name), progress.say) as actors:
-        if context is not None:
-            provision(Path(context.address_info["session_dir"]))
-        with recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
-            pipeline = Pipeline(config, actors, record, start)
-            recovery = Recovery(pipeline, actors, progress.say)
-            for result in recovery.steps():
-                record.add_step(result, pipeline.graph.waiting())
-            record.recorder.restarts = recovery.restarts
-        return record.summary
-=======
         start = newest_checkpoint(folder, config, progress.say) if resuming else None
         resume_from = (start.step if start else 0) if resuming else None
         if resuming:
             clear_scratch(folder)
             progress.say(f"resuming after step {resume_from}")
         progress.say(f"run: {folder}")
+        if config.grpo.model_name == TINY:
+            progress.say(describe_start(config.model.tiny, ready.task.train))
         if context is not None and (line := greeting(context)):
             progress.say(line)
         progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
@@ -117,7 +81,6 @@ def _run(
                 record.recorder.restarts = recovery.restarts
     closing_table(record.summary, folder, progress.console)
     return record.summary
->>>>>>> runtime
 
 
 @contextmanager
