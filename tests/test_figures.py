@@ -21,6 +21,7 @@ from overlaprl_ray.reports.budgets import curves
 from overlaprl_ray.reports.comparison import compare_sweeps
 from overlaprl_ray.reports.figures import band, by_setting, learning_curves, looks, pareto_front, settings_of
 from overlaprl_ray.reports.loading import load, load_or_explain
+from overlaprl_ray.reports.timelines import gantt
 from overlaprl_ray.reports.trials import labels, varying
 
 COMMITTED = Path(__file__).parent.parent / "analysis" / "results"
@@ -29,7 +30,7 @@ ALL = {
     "accuracy": lambda r: learning_curves(r, "accuracy", "seconds"),
     "tokens": lambda r: learning_curves(r, "loss", "tokens"),
     "throughput": figures.throughput,
-    "gantt": figures.gantt,
+    "gantt": gantt,
     "thresholds": staleness_figures.threshold_map,
     "decisions": staleness_figures.decisions_over_time,
     "kl": staleness_figures.kl_against_lag,
@@ -193,10 +194,10 @@ def test_gantt_shows_a_run_of_each_mode(tmp_path):
         (folder / "timeline.json").write_text(json.dumps(trace))
     broken = write_run(tmp_path / "overlap", random.Random(0), pipeline__mode="overlap")
     (broken / "timeline.json").write_text('{"traceEvents": [')
-    assert len(figures.gantt(load(tmp_path)).axes) == 2
+    assert len(gantt(load(tmp_path)).axes) == 2
     shutil.rmtree(tmp_path / "sync")
     shutil.rmtree(tmp_path / "async")
-    assert figures.gantt(load(tmp_path)).get_label() == figures.NOTE
+    assert gantt(load(tmp_path)).get_label() == figures.NOTE
 
 
 def test_differences_of_two_sweeps(tmp_path):

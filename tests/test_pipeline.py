@@ -104,7 +104,7 @@ def test_weights_that_the_object_store_cannot_hold_are_refused_before_actors_sta
         pipeline={"lag": 62},
         output={"dir": str(tmp_path / "run")},
     )
-    with pytest.raises(ConfigError, match=r"pipeline.lag = 62: 64 sets of weights take .* GB, Ray's object store"):
+    with pytest.raises(ConfigError, match=r"pipeline.lag = 62: 64 sets of weights take .* GB, but Ray's object store"):
         train(large)
     assert not (tmp_path / "run").exists()
 

@@ -280,7 +280,7 @@ def test_compare_by_script(tmp_path, sweep):
     rows = ["mode sync", "mode async, lag 1", "mode staleness, lag 1", "mode overlap, lag 1"]
     assert [row[0] for row in page.tables[0]] == ["setting", *rows]
     text = (tmp_path / "out" / "report.html").read_text()
-    assert "grpo.lr: 0.001 in first, 0.002 in second" in text
+    assert "grpo.lr: 0.0004 in first, 0.002 in second" in text
     assert "Every difference is second minus first" in text
 
 

@@ -137,7 +137,7 @@ def test_settings_that_differ_in_the_tenth_digit_are_two(tmp_path):
 
 
 def test_names_that_would_clash_stay_whole(tmp_path):
-    write_sweep(tmp_path, random.Random(0), [{"grpo__lr": 0.001, "model__tiny__seed": 1}, {"model__tiny__seed": 2}], 1)
+    write_sweep(tmp_path, random.Random(0), [{"model__tiny__seed": 1}, {"model__tiny__seed": 2}], 1)
     assert list(summary_table(load(tmp_path)).columns[:2]) == ["seed", "n"]
     write_run(tmp_path / "trials" / "x", random.Random(0), task__eval_size=8, model__dtype="bfloat16")
     assert set(labels(load(tmp_path).trials)) >= {"dtype bfloat16, seed 0, eval_size 8"}

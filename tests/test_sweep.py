@@ -233,7 +233,7 @@ def test_a_typo_in_any_key_of_a_shipped_file_is_named_with_the_nearest_valid_one
 
 def test_the_study_of_rules_holds_the_settings_it_promises():
     trials = plan_trials(load_sweep(SHIPPED[0].parent / "rules.yaml"), Path("x")).trials
-    assert len(trials) == (5 + 7 + 2 + 7) * 5
+    assert len(trials) == (5 + 7 + 2 + 7 + 6) * 5
     assert {trial.config.pipeline.mode for trial in trials} == {"staleness"}
     seen = {
         (c.grpo.num_minibatches, c.grpo.lr, c.lag, c.rule, c.staleness.apply_to, c.grpo.correction)
@@ -243,9 +243,10 @@ def test_the_study_of_rules_holds_the_settings_it_promises():
         plain = {(updates, lr, lag, "none", "update", "none") for lag in lags}
         rules = {(updates, lr, far, rule, "update", "none") for rule in ("kl", "version", "opsm", "m2po")}
         corrections = {(updates, lr, far, "none", "update", kind) for kind in ("truncated", "decoupled")}
-        assert plain | rules | corrections | {(updates, lr, far, "kl", "lr", "none")} == {
-            row for row in seen if row[0] == updates
-        }
+        scaled = {(updates, lr, far, "kl", kind, "none") for kind in ("loss", "lr")}
+        if updates == 1:
+            scaled |= {(1, lr, far, "ess", "lr", "none"), (1, lr, far, "random", "update", "none")}
+        assert plain | rules | corrections | scaled == {row for row in seen if row[0] == updates}
 
 
 def test_a_trial_can_be_run_by_the_script_with_its_own_file(tmp_path):

@@ -179,7 +179,13 @@ def test_failed_trials_are_rows_with_their_error_and_the_others_finish(local_ray
         {"name": "well"},
         {"name": "killed", "task.rewards": ["test_sweep_run:kills_its_process"]},
         # weights grow by a factor of a million per update, four times per step
-        {"name": "not finite", "grpo.weight_decay": 1e6, "grpo.lr": 1.0, "grpo.num_minibatches": 4},
+        {
+            "name": "not finite",
+            "grpo.weight_decay": 1e6,
+            "grpo.lr": 1.0,
+            "grpo.num_minibatches": 4,
+            "staleness.rule": "none",
+        },
         {"name": "invalid", "grpo.num_minibatches": 5},
     ]
     path, folder = write(tmp_path, search={"cases": cases}), tmp_path / "s"

@@ -51,7 +51,8 @@ def test_every_shipped_file_is_short_and_dry_run(tmp_path, capsys, path):
         arguments += ["--grpo.model_name", "tiny", "--task.path", tmp_path]
     script(*arguments)
     said = " ".join(capsys.readouterr().out.split())
-    counts = {"smoke": 4, "modes": 12, "thresholds": 60, "rules": 105, "study": 35, "explore": 24, "gsm8k_qwen": 9}
+    counts = {"smoke": 4, "modes": 12, "thresholds": 60, "rules": 135, "study": 35, "explore": 24, "gsm8k_qwen": 9}
+    counts |= {"start": 20, "study_e0": 100, "study_e1": 150}
     assert f"{counts[path.stem]} trials, 0 of them finished or refused" in said
     assert "reserves [" in said
     assert "dropped 6 (staleness.kl_fresh=0.3, staleness.kl_stale=0.1, " in said or path.stem != "thresholds"

@@ -11,7 +11,6 @@ import re
 import textwrap
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,9 +22,7 @@ from matplotlib.figure import Figure  # no pyplot: it keeps state that threads w
 from overlaprl_ray.reports.budgets import Budget, Curve, curves
 from overlaprl_ray.reports.loading import Results
 from overlaprl_ray.reports.statistics import interval, paired_columns
-from overlaprl_ray.reports.trials import MODES, labels, varying
-from overlaprl_ray.runs.gantt import figure_of
-from overlaprl_ray.runs.timeline import Timeline, load_trace
+from overlaprl_ray.reports.trials import labels, varying
 
 COLOURS = {"sync": "#4D4D4D", "async": "#E69F00", "staleness": "#009E73", "overlap": "#0072B2"}
 OTHERS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#4D4D4D", "#B8A900")
@@ -234,27 +231,3 @@ def pairs(table: pd.DataFrame, first: str, second: str) -> Figure:
     axes.set_ylim(len(rows) - 0.5, -0.5)
     tidy(axes, f"{table.attrs['metric']}, {second} - {first} (95 % over seeds; none from one)", "")
     return figure
-
-
-def gantt(results: Results) -> Figure:
-    """Who worked when, in one run of each mode (lowest seed) whose folder still has its timeline."""
-    trials = results.trials
-    if "folder" not in trials:
-        return note("Saved tables hold no timelines: give the folders of runs for a Gantt chart.")
-    lines: dict[str, Timeline] = {}
-    for mode in MODES:
-        for folder in trials[trials["mode"] == mode].sort_values("seed", kind="stable")["folder"].dropna():
-            found = _timeline(Path(folder) / "timeline.json")
-            if found is not None:
-                lines[mode] = found
-                break
-    return figure_of(lines) if lines else note("No run's folder holds a timeline.json to draw.")
-
-
-def _timeline(path: Path) -> Timeline | None:
-    """A run's timeline; None where there is none, or none that is whole."""
-    try:
-        found = load_trace(path)
-    except (OSError, ValueError, KeyError):
-        return None
-    return found if found.steps else None

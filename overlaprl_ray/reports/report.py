@@ -25,7 +25,7 @@ from overlaprl_ray.reports.comparison import (
     ranking,
     throughout,
 )
-from overlaprl_ray.reports.figures import NOTE, gantt, learning_curves, note, pairs, throughput
+from overlaprl_ray.reports.figures import NOTE, learning_curves, note, pairs, throughput
 from overlaprl_ray.reports.loading import Results
 from overlaprl_ray.reports.staleness_figures import (
     decisions_over_time,
@@ -35,6 +35,7 @@ from overlaprl_ray.reports.staleness_figures import (
 )
 from overlaprl_ray.reports.tables import display_table, never_overlapped, notes, summary_table
 from overlaprl_ray.reports.texts import comparison_texts, ranking_texts, runs_table, write_tables
+from overlaprl_ray.reports.timelines import gantt
 
 MOST_ROWS = 60  # rows of a table on the page: the CSV file has all
 Draw = Callable[[Results], Figure]

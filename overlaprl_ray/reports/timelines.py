@@ -1,0 +1,35 @@
+"""Who worked when: the timelines of a sweep's runs in one picture."""
+
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from overlaprl_ray.reports.figures import note
+from overlaprl_ray.reports.loading import Results
+from overlaprl_ray.reports.trials import MODES
+from overlaprl_ray.runs.gantt import figure_of
+from overlaprl_ray.runs.timeline import Timeline, load_trace
+
+
+def gantt(results: Results) -> Figure:
+    """Who worked when, in one run of each mode (lowest seed) whose folder still has its timeline."""
+    trials = results.trials
+    if "folder" not in trials:
+        return note("Saved tables hold no timelines: give the folders of runs for a Gantt chart.")
+    lines: dict[str, Timeline] = {}
+    for mode in MODES:
+        for folder in trials[trials["mode"] == mode].sort_values("seed", kind="stable")["folder"].dropna():
+            found = _timeline(Path(folder) / "timeline.json")
+            if found is not None:
+                lines[mode] = found
+                break
+    return figure_of(lines) if lines else note("No run's folder holds a timeline.json to draw.")
+
+
+def _timeline(path: Path) -> Timeline | None:
+    """A run's timeline; None where there is none, or none that is whole."""
+    try:
+        found = load_trace(path)
+    except (OSError, ValueError, KeyError):
+        return None
+    return found if found.steps else None
