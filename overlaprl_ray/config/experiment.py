@@ -95,7 +95,7 @@ class PipelineConfig(Group):
     late_lag: int = Field(8, ge=1, le=64, description="how much older the weights of a late batch are, steps, 1 to 64")
     schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
     timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
-    max_restarts: Whole = Field(3, description="actors that may die and be started anew in one run, >= 0")
+    max_restarts: Whole = Field(3, description="actors that may die and be restarted in one run, >= 0")
     on_fault: Literal["stop", "skip"] = Field(
         "stop",
         description="a batch with failing rewards or a gradient that is not finite ends the run, or is skipped",
