@@ -15,8 +15,9 @@ from overlaprl_ray.config.identity import config_hash, differences
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.runs import checkpoint as ck
-from overlaprl_ray.runs.checkpoint import CheckpointWriter, DamagedCheckpoint, commit, newest_checkpoint, verify
+from overlaprl_ray.runs.checkpoint import DamagedCheckpoint, commit, newest_checkpoint, verify
 from overlaprl_ray.runs.files import cut_back, locked, replace_text
+from overlaprl_ray.runs.saving import CheckpointWriter
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.workers.build import build_learner, build_sampler
 

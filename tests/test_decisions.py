@@ -6,7 +6,7 @@ import pytest
 import torch
 from conftest import make_rollout, small
 
-from overlaprl_ray.algorithm.rules import DECISIONS
+from overlaprl_ray.config.staleness import DECISIONS
 from overlaprl_ray.engines.hf import Generated
 from overlaprl_ray.reports.decisions import decisions_table, tidy
 from overlaprl_ray.runs.discard_report import BINS, discard_report

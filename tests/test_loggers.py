@@ -13,7 +13,7 @@ from conftest import read_jsonl, small
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.loggers import TAG_PREFIX, RunLoggers, check_loggers, numbers, tensorboard
 from overlaprl_ray.runtime.train import train
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 
 def events(folder: Path) -> dict[str, dict[int, float]]:
@@ -120,7 +120,7 @@ import sys
 from pathlib import Path
 from conftest import small
 from overlaprl_ray.runs.loggers import RunLoggers, check_loggers
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 folder = Path(sys.argv[1])
 config = small(output={"dir": str(folder), "wandb": "demo", "tensorboard": False})

@@ -18,7 +18,8 @@ from overlaprl_ray.models.loading import load_model, load_tokenizer
 from overlaprl_ray.models.logprobs import response_logprobs
 from overlaprl_ray.models.lora import add_adapter
 from overlaprl_ray.runs import checkpoint as ck
-from overlaprl_ray.runs.checkpoint import CheckpointWriter, commit, newest_checkpoint
+from overlaprl_ray.runs.checkpoint import commit, newest_checkpoint
+from overlaprl_ray.runs.saving import CheckpointWriter
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.runtime.resources import plan_resources

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from overlaprl_ray.runs import progress as module
 from overlaprl_ray.runs.progress import Progress
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 SCRIPT = Path(__file__).parents[1] / "scripts" / "train.py"
 SHORT = ["--grpo.num_steps", "3", "--grpo.num_prompts_per_step", "4", "--grpo.group_size", "4", "--grpo.beta", "0",

@@ -11,7 +11,7 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.runs.environment import environment, git_commit
 from overlaprl_ray.runs.recorder import Recorder
 from overlaprl_ray.runs.summary import bounds
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 
 def result(step, start, **metrics) -> StepResult:
@@ -26,7 +26,7 @@ def result(step, start, **metrics) -> StepResult:
 
 
 def test_rows_add_up_and_times_leave_evaluations_out(tmp_path):
-    recorder = Recorder(tmp_path / "run", small(pipeline={"mode": "sync"}), cores=2)
+    recorder = Recorder(tmp_path / "run", small(pipeline={"mode": "sync"}), cores=2, environment=dict)
     recorder.evaluation(Evaluation(0, 0, 0.25, 16, (0.0, 1.0)))
     recorder.step(result(1, 100.0))
     recorder.evaluation(Evaluation(1, 1, 0.5, 16, (103.0, 107.0)))  # the learner waits for all four seconds of it
@@ -50,9 +50,9 @@ def test_rows_add_up_and_times_leave_evaluations_out(tmp_path):
 
 def test_a_folder_is_taken_by_one_run_only_and_its_config_can_be_given_again(tmp_path):
     config = small(output={"dir": str(tmp_path / "run")})
-    Recorder(tmp_path / "run", config, cores=2)
+    Recorder(tmp_path / "run", config, cores=2, environment=dict)
     with pytest.raises(RunError, match="another run took it"):
-        Recorder(tmp_path / "run", config, cores=2)
+        Recorder(tmp_path / "run", config, cores=2, environment=dict)
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert saved["output"]["dir"] is None
     assert saved["grpo"] == config.model_dump(mode="json")["grpo"]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from overlaprl_ray.workers.cells import TRAITS
+from overlaprl_ray.workers.results import TRAITS
 
 
 def tidy(rows: Iterable[dict[str, Any]]) -> pd.DataFrame:

@@ -9,8 +9,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from overlaprl_ray.algorithm.rules import DECISIONS
-from overlaprl_ray.workers.cells import TRAITS
+from overlaprl_ray.config.staleness import DECISIONS
+from overlaprl_ray.workers.results import TRAITS
 
 BINS = ("0-25 %", "25-50 %", "50-75 %", "75-100 %")
 

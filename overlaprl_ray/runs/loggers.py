@@ -20,8 +20,7 @@ import ray
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.ray_metrics import NO_TRIAL, RunMetrics, tags_of
-from overlaprl_ray.workers.cells import Cell
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Cell, Evaluation
 
 TAG_PREFIX = "ray/tune/"  # Ray Tune's own, so that runs and trials share their charts
 

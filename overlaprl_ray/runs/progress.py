@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 # A log gets a line after this many seconds and this share of the steps, so that a long run's stays short; at the latest
 # after LINE_AFTER_S, as a sign of life.

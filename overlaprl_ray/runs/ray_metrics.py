@@ -20,7 +20,7 @@ import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.workers.cells import TRAITS, Cell
+from overlaprl_ray.workers.results import TRAITS, Cell
 
 NO_TRIAL = "none"  # the tag `trial` of a run outside a sweep
 KEEP_EVERY_S = 5.0  # half of Ray's interval between two exports

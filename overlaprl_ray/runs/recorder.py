@@ -7,6 +7,7 @@ recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status=
 import json
 import math
 import time
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,12 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
 from overlaprl_ray.runs.discard_report import discard_report
-from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import cut_back, replace_text, writing
 from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.notices import notices
 from overlaprl_ray.runs.summary import WARM_UP, summarize
 from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 
 def is_time_field(name: str) -> bool:
@@ -40,9 +40,19 @@ def default_folder(config: ExperimentConfig) -> Path:
 class Recorder:
     """Turns step results into rows with times, and writes everything but the model."""
 
-    def __init__(self, folder: Path, config: ExperimentConfig, cores: int | None, resume_from: int | None = None):
-        """`resume_from`: the step whose checkpoint this run continues from; the folder's files are cut back to it."""
-        self.folder, self.config, self.cores = folder, config, cores
+    def __init__(
+        self,
+        folder: Path,
+        config: ExperimentConfig,
+        cores: int | None,
+        environment: Callable[[], dict[str, Any]],
+        resume_from: int | None = None,
+    ):
+        """`resume_from`: the step whose checkpoint this run continues from; the folder's files are cut back to it.
+
+        `environment` tells where the run computes; it is asked once there is a number to be read with it.
+        """
+        self.folder, self.config, self.cores, self.environment = folder, config, cores, environment
         self.started = time.time()
         self.rows: list[dict[str, Any]] = []
         self.evaluations: list[Evaluation] = []
@@ -66,7 +76,6 @@ class Recorder:
                 file.write(settings)
         except FileExistsError:
             raise RunError(f"output.dir = '{self.folder}': another run took it first; give a new folder") from None
-        (self.folder / "environment.json").write_text(json.dumps(environment(), indent=2) + "\n", encoding="utf-8")
 
     def _cut_back(self, step: int) -> None:
         (self.folder / "summary.json").unlink(missing_ok=True)  # of the interrupted run
@@ -115,7 +124,12 @@ class Recorder:
         return row
 
     def evaluation(self, done: Evaluation) -> None:
-        """Write one held-out evaluation."""
+        """Write one held-out evaluation; the first, that of the initial policy, comes before every row."""
+        place = self.folder / "environment.json"
+        if not place.exists():
+            text = json.dumps(self.environment(), indent=2) + "\n"
+            with writing(self.folder):
+                replace_text(place, text)
         self.evaluations.append(done)
         row = {"step": done.step, "version": done.version, "accuracy": done.accuracy, "n": done.n}
         self._append("eval.jsonl", row)

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 WARM_UP = 5  # steps left out of speeds: the first ones allocate, compile kernels and fill the pipeline
 STAGES = ("generate", "reference", "train", "weights")

@@ -24,7 +24,7 @@ from overlaprl_ray.runs.checkpoint import Checkpoint, clear_scratch, commit
 from overlaprl_ray.runs.files import writing
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 from overlaprl_ray.runtime.supervisor import Actors, is_available, timeout_error
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 OF_THE_LEARNER = ("train", "begin", "complete")  # what the names of a batch's calls to the learner start with
 

@@ -1,6 +1,6 @@
 """What a run leaves behind, whoever computes it: its folder, its loggers, the screen, and how it ended.
 
-with recording(folder, config, cores=2, progress=Progress(200)) as record:
+with recording(folder, config, 2, Progress(200), environment) as record:
     record.add_step(result); record.add_evaluation(evaluation)
 record.summary["accuracy_final"]
 """
@@ -23,7 +23,7 @@ from overlaprl_ray.runs.notices import floor_notice
 from overlaprl_ray.runs.progress import Progress
 from overlaprl_ray.runs.recorder import Recorder
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 OnRow = Callable[[dict[str, Any]], None]
 
@@ -68,6 +68,7 @@ def recording(
     config: ExperimentConfig,
     cores: int | None,
     progress: Progress,
+    environment: Callable[[], dict[str, Any]],
     on_row: OnRow | None = None,
     resume_from: int | None = None,
 ) -> Iterator[Recording]:
@@ -75,7 +76,7 @@ def recording(
 
     `resume_from`: the step that the run in this folder is resumed after; None: the folder is new.
     """
-    recorder = Recorder(folder, config, cores, resume_from)
+    recorder = Recorder(folder, config, cores, environment, resume_from)
     loggers = RunLoggers(config, folder, recorder.rows[-1] if recorder.rows else None)
     record = Recording(recorder, loggers, progress, on_row)
     try:

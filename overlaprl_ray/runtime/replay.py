@@ -20,7 +20,7 @@ from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
 from overlaprl_ray.workers.generator import Sampler
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 
 def replay(

@@ -12,6 +12,7 @@ from rich.console import Console
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.progress import Progress
 from overlaprl_ray.runtime.preflight import preflight
@@ -34,6 +35,7 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
     ready = preflight(config, resuming=again)
     progress = Progress(config.grpo.num_steps, Console(quiet=True))
     resume_from = 0 if again else None
-    with locked(folder), recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
+    cores = ready.plan.cores
+    with locked(folder), recording(folder, config, cores, progress, environment, on_row, resume_from) as record:
         replay(config, record.add_step, record.add_evaluation, ready.task)
     return record.summary

@@ -7,31 +7,35 @@ summary = train(load_config("runs/x/config.yaml", {"output.dir": "runs/x"}), res
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-import yaml
 from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.models.tiny import describe_start
+from overlaprl_ray.models.files import describe_start
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
 from overlaprl_ray.runs.progress import Progress, closing_table
 from overlaprl_ray.runs.recorder import default_folder
+from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.pipeline import Pipeline
-from overlaprl_ray.runtime.preflight import Preflight, check_store, preflight
+from overlaprl_ray.runtime.preflight import available_gpus, check_models, check_store
 from overlaprl_ray.runtime.recording import OnRow, finished_summary, recording
 from overlaprl_ray.runtime.recovery import Recovery
+from overlaprl_ray.runtime.resources import plan_resources
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped, stoppable
 from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.tasks import Task
+
+AT_ONCE_S = 0.2  # checks of the built-in model take less
+Result = TypeVar("Result")
 
 
 def train(
@@ -44,9 +48,10 @@ def train(
 ) -> dict[str, Any]:
     """Run one experiment; returns what summary.json holds, with `folder` added.
 
-    `resume` continues the run in `output.dir` after its newest whole checkpoint, or from its first step if there is
-    none; one that is done already is returned as it is. `on_row` gets every metrics row as it is written, with the
-    newest held-out accuracy as "eval/accuracy". `task` is the configuration's own, where `check_inputs` has built it.
+    Ray and the actors start while the models are still being checked. `resume` continues the run in `output.dir` after
+    its newest whole checkpoint, or from its first step if there is none; one that is done already is returned as it is.
+    `on_row` gets every metrics row as it is written, with the newest held-out accuracy as "eval/accuracy". `task` is
+    the configuration's own, where `check_inputs` has built it.
     Raises `ConfigError` before anything is started or written, `RunError` where the run cannot go on, which says how
     to resume it.
     """
@@ -54,26 +59,30 @@ def train(
     resuming = resume and (folder / "config.yaml").exists()
     if resuming and (summary := finished_summary(folder, config)):
         return summary
-    ready = preflight(config, resuming, task)
+    task = task or check_inputs(config, resuming)
+    plan = plan_resources(config, available_gpus())
     config = config.with_setting("output.dir", str(folder))
+    checks = _in_background(check_models, config, task)
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
-        check_store(config, ready.published_bytes)
-        start = newest_checkpoint(folder, config, progress.say) if resuming else None
-        resume_from = (start.step if start else 0) if resuming else None
-        if resuming:
-            clear_scratch(folder)
-            progress.say(f"resuming after step {resume_from}")
-        progress.say(f"run: {folder}")
-        if config.grpo.model_name == TINY:
-            progress.say(describe_start(config.model.tiny, ready.task.train))
-        if context is not None and (line := greeting(context)):
-            progress.say(line)
-        progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
-        with _resumable(folder), _running(Actors(config, ready.task, ready.plan, folder.name), progress.say) as actors:
+        if checks.done():  # else the actors load their models meanwhile; a refusal ends them
+            check_store(config, checks.result())
+        with _resumable(folder), _running(Actors(config, task, plan, folder.name, progress.say)) as actors:
+            check_store(config, checks.result())
+            start = newest_checkpoint(folder, config, progress.say) if resuming else None
+            resume_from = (start.step if start else 0) if resuming else None
+            if resuming:
+                clear_scratch(folder)
+                progress.say(f"resuming after step {resume_from}")
+            progress.say(f"run: {folder}")
+            if config.grpo.model_name == TINY:
+                progress.say(describe_start(config.model.tiny, task.train))
             if context is not None:
                 provision(Path(context.address_info["session_dir"]))
-            with recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
+                if line := greeting(context):
+                    progress.say(line)
+            progress.say(f"actors load or build the model: {'; '.join(plan.lines())}")
+            with recording(folder, config, plan.cores, progress, actors.environment, on_row, resume_from) as record:
                 pipeline = Pipeline(config, actors, record, start)
                 recovery = Recovery(pipeline, actors, progress.say)
                 for result in recovery.steps():
@@ -81,6 +90,16 @@ def train(
                 record.recorder.restarts = recovery.restarts
     closing_table(record.summary, folder, progress.console)
     return record.summary
+
+
+def _in_background(check: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """A check in a thread of its own, for what imports take as long as Ray's start; waits for one that needs none."""
+    pool = ThreadPoolExecutor(max_workers=1)
+    future = pool.submit(check, *arguments)
+    pool.shutdown(wait=False)
+    if wait([future], timeout=AT_ONCE_S).done:
+        future.result()
+    return future
 
 
 @contextmanager
@@ -97,11 +116,9 @@ def _resumable(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _running(actors: Actors, say: Callable[[str], None]) -> Iterator[Actors]:
+def _running(actors: Actors) -> Iterator[Actors]:
     try:
-        started = time.monotonic()
         actors.start()
-        say(f"actors ready after {time.monotonic() - started:.0f} s")
         yield actors
     finally:
         actors.stop()
@@ -126,16 +143,3 @@ def ray_running(actor_logs: bool = False) -> Iterator[Any]:
             yield context
     finally:
         ray.shutdown()
-
-
-def dry_run(
-    config: ExperimentConfig, console: Console | None = None, resuming: bool = False, task: Task | None = None
-) -> Preflight:
-    """Check everything and print the resolved configuration and the resource plan; start and write nothing."""
-    ready = preflight(config, resuming, task)
-    console = console or Console(soft_wrap=True)
-    settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
-    problems = f"task: {len(ready.task.train)} problems to train on, {len(ready.task.heldout)} held out"
-    for text in [settings, f"# {problems}", *(f"# {line}" for line in ready.plan.lines())]:
-        console.print(text, highlight=False, markup=False, emoji=False)
-    return ready
