@@ -17,7 +17,7 @@ from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.runs import checkpoint as ck
 from overlaprl_ray.runs.checkpoint import DamagedCheckpoint, commit, newest_checkpoint, verify
 from overlaprl_ray.runs.files import cut_back, locked, replace_text
-from overlaprl_ray.runs.saving import CheckpointWriter
+from overlaprl_ray.runs.saving import CheckpointWriter, load_rollouts, load_trainer
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.workers.build import build_learner, build_sampler
 
@@ -75,8 +75,8 @@ def test_a_learner_goes_on_from_it_bit_for_bit(tmp_path, dtype):
     found = newest_checkpoint(tmp_path, run.config, notice=pytest.fail)
     assert (found.step, found.batches, found.weights_steps) == (2, (3,), (1,))
     fresh = build_learner(run.config, preflight(run.config).task)
-    fresh.load(ck.load_trainer(found.path))
-    [[rollout]] = ck.load_rollouts(found.path)
+    fresh.load(load_trainer(found.path))
+    [[rollout]] = load_rollouts(found.path)
     one, two = run.learner.step(run.next), fresh.step(rollout)
     assert one.metrics == two.metrics
     assert one.cells == two.cells
@@ -94,7 +94,7 @@ def test_what_is_saved_is_the_state_when_it_began_though_training_goes_on(tmp_pa
     writer.begin(tmp_path, 2, run.learner)
     run.learner.step(run.next)
     writer.complete(tmp_path, 2, [[run.next]])
-    state = ck.load_trainer(commit(tmp_path, 2, 1, {}).path)
+    state = load_trainer(commit(tmp_path, 2, 1, {}).path)
     assert all(torch.equal(a, b) for a, b in zip(state["optimizer"]["masters"], before, strict=True))
 
 
@@ -171,7 +171,7 @@ def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(1, 7):
         folder = ck.scratch_of(tmp_path, step)
         folder.mkdir(parents=True)
-        ck._write_manifest(folder, {"format": 1, "step": step, "version": step, "config": "", "batches": [],
+        ck.write_manifest(folder, {"format": 1, "step": step, "version": step, "config": "", "batches": [],
                                     "weights_steps": []}, {})  # fmt: skip
         commit(tmp_path, step, keep=2, accuracies={1: 0.1, 2: 0.9, 3: 0.9, 4: 0.2})
     assert ck.saved_steps(tmp_path) == [6, 5, 3]

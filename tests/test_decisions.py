@@ -9,8 +9,8 @@ from conftest import make_rollout, small
 from overlaprl_ray.config.staleness import DECISIONS
 from overlaprl_ray.engines.hf import Generated
 from overlaprl_ray.reports.decisions import decisions_table, tidy
-from overlaprl_ray.runs.discard_report import BINS, discard_report
 from overlaprl_ray.runs.notices import floor_notice, notices, silence_notice
+from overlaprl_ray.runs.summary import BINS, discard_report
 from overlaprl_ray.workers.cells import cells_of
 
 ROWS, TOKENS = 24, 8

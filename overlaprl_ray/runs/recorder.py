@@ -4,6 +4,7 @@ recorder = Recorder(folder, config, cores=2)
 recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status="done")
 """
 
+import dataclasses
 import json
 import math
 import time
@@ -17,12 +18,11 @@ import yaml
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
-from overlaprl_ray.runs.discard_report import discard_report
 from overlaprl_ray.runs.files import cut_back, replace_text, writing
 from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.notices import notices
-from overlaprl_ray.runs.summary import WARM_UP, summarize
-from overlaprl_ray.runs.timeline import EvaluationSpan, StepSpans, Timeline, write_trace
+from overlaprl_ray.runs.summary import discard_report, summarize
+from overlaprl_ray.runs.timeline import trace_of
 from overlaprl_ray.workers.results import Evaluation, StepResult
 
 
@@ -57,7 +57,7 @@ class Recorder:
         self.rows: list[dict[str, Any]] = []
         self.evaluations: list[Evaluation] = []
         self.decisions: list[dict[str, Any]] = []
-        self.spans: list[StepSpans] = []
+        self.results: list[StepResult] = []  # of this process, without their samples
         self.floor: float | None = None
         self.faults = self.restarts = 0
         settings = config.model_dump(mode="json")
@@ -112,7 +112,7 @@ class Recorder:
         decisions = {"step": step, "lag": row["staleness/lag"], "generate_s": seconds, "cells": result.cells}
         self.rows.append(row)
         self.decisions.append(decisions)
-        self.spans.append(StepSpans(step, result.weights_step, row["version"], row["staleness/decision"], result.spans))
+        self.results.append(dataclasses.replace(result, samples=[]))
         self.floor = result.floor
         self._append("metrics.jsonl", row)
         self._append("decisions.jsonl", decisions)
@@ -137,27 +137,27 @@ class Recorder:
     def summary(self, status: str) -> dict[str, Any]:
         """Write summary.json and the timeline; returns the summary."""
         result = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status, self.cores)
-        evaluations = [EvaluationSpan(e.step, e.version, e.span) for e in self.evaluations if e.span[1] > self.started]
-        mode, lag, seed = self.config.pipeline.mode, self.config.lag, self.config.seed
-        timeline = Timeline(mode, lag, seed, WARM_UP, self.started, self.spans, evaluations)
+        evaluations = [done for done in self.evaluations if done.span[1] > self.started]
+        trace = trace_of(self.config, self.started, self.results, evaluations)
         result |= {
             "staleness_floor": self.floor,
             "faults": self.faults,
             "restarts": self.restarts,
             "notices": notices(self.config, self.floor, result["decisions"]),
             "thrown_away": discard_report(self.decisions),
-            "overlap_fraction": timeline.overlap_fraction,
+            "overlap_fraction": trace["otherData"]["overlap_fraction"],
         }
         with writing(self.folder):
-            if timeline.steps:
-                write_trace(self.folder / "timeline.json", timeline)
-                figure_of({mode: timeline}).savefig(self.folder / "timeline.png")
+            if self.results:
+                text = json.dumps(trace, separators=(",", ":"), allow_nan=False) + "\n"
+                replace_text(self.folder / "timeline.json", text)
+                figure_of({self.config.pipeline.mode: trace}).savefig(self.folder / "timeline.png")
             replace_text(self.folder / "summary.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         return result
 
     def _times(self, spans: dict[str, Span]) -> dict[str, Any]:
         """Seconds of each stage, waits between them, and the step's own time with evaluations taken out."""
-        before = self.spans[-1].spans if self.spans else None
+        before = self.results[-1].spans if self.results else None
         learner_gap = (before["train"][1] if before else spans["load"][0], spans["train"][0])
         generator_gap = (before["generate"][1] if before else spans["load"][0], spans["load"][0])
         evaluated = [evaluation.span for evaluation in self.evaluations]
