@@ -90,7 +90,7 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
         actor = ray.get_actor(f"placement/{role}")
         found, modules = ray.get(actor.__ray_call__.remote(lambda self: (dict(os.environ), set(sys.modules))))
         assert (found["HF_HUB_OFFLINE"], found["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
-        assert not modules & {"pandas", "matplotlib", "scipy", "datasets", "sklearn"}
+        assert modules & {"pandas", "matplotlib", "scipy", "datasets", "sklearn"} == set()
     # a second set does not fit beside the first: it says so instead of hanging
     short = config.with_setting("resources.start_timeout_s", 3.0)
     second = Actors(short, ready.task, ready.plan, run="second")

@@ -9,6 +9,7 @@ transformers.
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import sys
@@ -50,11 +51,11 @@ def _take_device(threads: int, gpu: float) -> str:
 
 
 def _import_transformers() -> None:
-    """Import it as if those packages were not installed: a second and a hundred MB less; later imports find them."""
+    """Import it as if those packages were not installed: half a second and some MB less. Later imports find them."""
     hidden = [name for name in NOT_FOR_TRANSFORMERS if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: not installed
     try:
-        pass
+        importlib.import_module("transformers.modeling_utils")
     finally:
         for name in hidden:
             del sys.modules[name]

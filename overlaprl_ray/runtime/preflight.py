@@ -39,8 +39,7 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     `task`: what `check_inputs` returned, where it was called before.
     """
     task = task or check_inputs(config, resuming)
-    plan = plan_resources(config, available_gpus())
-    return Preflight(task, plan, check_models(config, task))
+    return Preflight(task, resource_plan(config), check_models(config, task))
 
 
 def check_models(config: ExperimentConfig, task: Task) -> int:
@@ -84,6 +83,11 @@ def check_models(config: ExperimentConfig, task: Task) -> int:
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
     check_lengths(config, task, lambda prompt: len(encode(tokenizer, prompt, config.task.system_prompt)), window)
     return published_bytes(config, model_config)
+
+
+def resource_plan(config: ExperimentConfig) -> Plan:
+    """Who gets which share of what this machine, or Ray's cluster, has."""
+    return plan_resources(config, available_gpus())
 
 
 def available_gpus() -> float:

@@ -26,10 +26,9 @@ from overlaprl_ray.runs.progress import Progress, closing_table
 from overlaprl_ray.runs.recorder import default_folder
 from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.pipeline import Pipeline
-from overlaprl_ray.runtime.preflight import available_gpus, check_models, check_store
+from overlaprl_ray.runtime.preflight import check_models, check_store, resource_plan
 from overlaprl_ray.runtime.recording import OnRow, finished_summary, recording
 from overlaprl_ray.runtime.recovery import Recovery
-from overlaprl_ray.runtime.resources import plan_resources
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped, stoppable
 from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.tasks import Task
@@ -60,7 +59,7 @@ def train(
     if resuming and (summary := finished_summary(folder, config)):
         return summary
     task = task or check_inputs(config, resuming)
-    plan = plan_resources(config, available_gpus())
+    plan = resource_plan(config)
     config = config.with_setting("output.dir", str(folder))
     checks = _in_background(check_models, config, task)
     progress = Progress(config.grpo.num_steps, console)
