@@ -18,7 +18,7 @@ import pytest
 from conftest import read_jsonl
 
 from overlaprl_ray.reports.decisions import decisions_table
-from overlaprl_ray.runs.grafana import dashboard
+from overlaprl_ray.runs.monitoring import dashboard
 from overlaprl_ray.runs.ray_metrics import GAUGES, PHASES, STAGES
 
 ROOT = Path(__file__).parents[1]

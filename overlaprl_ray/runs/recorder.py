@@ -1,7 +1,7 @@
-"""Writes a run's folder, each row as it happens, so that a run cut short can still be read.
+"""Writes a run's folder, each row as it happens, so that a run cut short can still be read, and tells who listens.
 
-recorder = Recorder(folder, config, cores=2)
-recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status="done")
+recorder = Recorder(folder, config, cores=2, environment=environment, progress=Progress(200))
+recorder.add_step(result); recorder.add_evaluation(evaluation); recorder.finish(status="done")
 """
 
 import dataclasses
@@ -20,10 +20,14 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
 from overlaprl_ray.runs.files import cut_back, replace_text, writing
 from overlaprl_ray.runs.gantt import figure_of
-from overlaprl_ray.runs.notices import notices
+from overlaprl_ray.runs.loggers import RunLoggers
+from overlaprl_ray.runs.notices import floor_notice, notices
+from overlaprl_ray.runs.progress import Progress
 from overlaprl_ray.runs.summary import discard_report, summarize
 from overlaprl_ray.runs.timeline import trace_of
 from overlaprl_ray.workers.results import Evaluation, StepResult
+
+OnRow = Callable[[dict[str, Any]], None]
 
 
 def is_time_field(name: str) -> bool:
@@ -38,7 +42,7 @@ def default_folder(config: ExperimentConfig) -> Path:
 
 
 class Recorder:
-    """Turns step results into rows with times, and writes everything but the model."""
+    """Turns step results into rows with times, writes everything but the model, and passes rows on."""
 
     def __init__(
         self,
@@ -46,13 +50,16 @@ class Recorder:
         config: ExperimentConfig,
         cores: int | None,
         environment: Callable[[], dict[str, Any]],
+        progress: Progress,
+        on_row: OnRow | None = None,
         resume_from: int | None = None,
     ):
-        """`resume_from`: the step whose checkpoint this run continues from; the folder's files are cut back to it.
+        """`resume_from`: the step that the run in this folder continues after: its files are cut back to it.
 
         `environment` tells where the run computes; it is asked once there is a number to be read with it.
         """
         self.folder, self.config, self.cores, self.environment = folder, config, cores, environment
+        self.progress, self.on_row = progress, on_row
         self.started = time.time()
         self.rows: list[dict[str, Any]] = []
         self.evaluations: list[Evaluation] = []
@@ -62,12 +69,14 @@ class Recorder:
         self.faults = self.restarts = 0
         settings = config.model_dump(mode="json")
         settings["output"]["dir"] = None  # so that the file can be given to a new run as it is
+        text = yaml.safe_dump(settings, sort_keys=False)
         with writing(folder):
             if resume_from is None:
-                self._claim(yaml.safe_dump(settings, sort_keys=False))
+                self._claim(text)
             else:
-                replace_text(folder / "config.yaml", yaml.safe_dump(settings, sort_keys=False))  # num_steps may differ
+                replace_text(folder / "config.yaml", text)  # num_steps may differ
                 self._cut_back(resume_from)
+        self.loggers = RunLoggers(config, folder, self.rows[-1] if self.rows else None)
 
     def _claim(self, settings: str) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -79,10 +88,8 @@ class Recorder:
 
     def _cut_back(self, step: int) -> None:
         (self.folder / "summary.json").unlink(missing_ok=True)  # of the interrupted run
-        self.rows = cut_back(self.folder / "metrics.jsonl", step)
-        self.decisions = cut_back(self.folder / "decisions.jsonl", step)
-        cut_back(self.folder / "completions.jsonl", step)
-        cut_back(self.folder / "faults.jsonl", step)
+        names = ("metrics", "decisions", "completions", "faults")
+        self.rows, self.decisions, *_ = (cut_back(self.folder / f"{name}.jsonl", step) for name in names)
         if [row["step"] for row in self.rows] != list(range(1, step + 1)):
             raise RunError(f"'{self.folder}/metrics.jsonl' lacks rows up to step {step}; the run cannot be resumed")
         # this very step is evaluated again: the run may have ended before its evaluation
@@ -92,39 +99,38 @@ class Recorder:
         if self.rows:
             self.started -= self.rows[-1]["wall_s"]
 
-    def step(self, result: StepResult) -> dict[str, Any]:
-        """Complete a step's row with totals and times, and write it; returns the row."""
-        last = self.rows[-1] if self.rows else {"tokens": 0, "samples": 0}
-        metrics, times = dict(result.metrics), self._times(result.spans)
-        tokens = metrics.pop("tokens")
-        row = {
-            "step": metrics.pop("step"),
-            "version": metrics.pop("version"),
-            "wall_s": time.time() - self.started,
-            "tokens": last["tokens"] + tokens,
-            "samples": last["samples"] + metrics.pop("samples"),
-            **metrics,
-            **times,
-            "tokens_per_s": tokens / times["time/step"] if times["time/step"] > 0 else None,
-            **{f"memory/{actor}_gb": value for actor, value in result.memory_gb.items()},
-        }
-        step, seconds = row["step"], times["time/generate"]
-        decisions = {"step": step, "lag": row["staleness/lag"], "generate_s": seconds, "cells": result.cells}
+    @property
+    def accuracies(self) -> dict[int, float]:
+        """Held-out accuracy by step, as far as it is known."""
+        return {done.step: done.accuracy for done in self.evaluations}
+
+    def add_step(self, result: StepResult, waiting: int = 0) -> dict[str, Any]:
+        """Write a finished step's row and pass it on; `waiting` rollouts exist that are not trained on yet."""
+        row = self._row(result)
+        decisions = {"step": result.step, "lag": row["staleness/lag"], "generate_s": row["time/generate"]}
         self.rows.append(row)
-        self.decisions.append(decisions)
+        self.decisions.append({**decisions, "cells": result.cells})
         self.results.append(dataclasses.replace(result, samples=[]))
         self.floor = result.floor
         self._append("metrics.jsonl", row)
-        self._append("decisions.jsonl", decisions)
+        self._append("decisions.jsonl", self.decisions[-1])
         for sample in result.samples:
             self._append("completions.jsonl", sample)
+        self.progress.step(row)
+        if result.step == 1 and result.floor is not None and (warning := floor_notice(self.config, result.floor)):
+            self.progress.say(warning)
         if result.fault:
             self.faults += 1
-            self._append("faults.jsonl", {"step": step, "fault": result.fault})
+            self._append("faults.jsonl", {"step": result.step, "fault": result.fault})
+            self.progress.say(f"step {result.step} skipped: {result.fault}")
+        with writing(self.folder):
+            self.loggers.step(row, result.cells, waiting)
+        if self.on_row:
+            self.on_row({**row, "eval/accuracy": self.evaluations[-1].accuracy})
         return row
 
-    def evaluation(self, done: Evaluation) -> None:
-        """Write one held-out evaluation; the first, that of the initial policy, comes before every row."""
+    def add_evaluation(self, done: Evaluation) -> None:
+        """Write a held-out evaluation and pass it on; the first, of the initial policy, comes before every row."""
         place = self.folder / "environment.json"
         if not place.exists():
             text = json.dumps(self.environment(), indent=2) + "\n"
@@ -133,8 +139,11 @@ class Recorder:
         self.evaluations.append(done)
         row = {"step": done.step, "version": done.version, "accuracy": done.accuracy, "n": done.n}
         self._append("eval.jsonl", row)
+        self.progress.evaluation(done)
+        with writing(self.folder):
+            self.loggers.evaluation(done)
 
-    def summary(self, status: str) -> dict[str, Any]:
+    def finish(self, status: str) -> dict[str, Any]:
         """Write summary.json and the timeline; returns the summary."""
         result = summarize(self.config, self.rows, self.evaluations, time.time() - self.started, status, self.cores)
         evaluations = [done for done in self.evaluations if done.span[1] > self.started]
@@ -154,6 +163,23 @@ class Recorder:
                 figure_of({self.config.pipeline.mode: trace}).savefig(self.folder / "timeline.png")
             replace_text(self.folder / "summary.json", json.dumps(result, indent=2, allow_nan=False) + "\n")
         return result
+
+    def _row(self, result: StepResult) -> dict[str, Any]:
+        """A row of metrics.jsonl: a step's metrics with totals, times and memory."""
+        last = self.rows[-1] if self.rows else {"tokens": 0, "samples": 0}
+        metrics, times = dict(result.metrics), self._times(result.spans)
+        tokens = metrics.pop("tokens")
+        return {
+            "step": metrics.pop("step"),
+            "version": metrics.pop("version"),
+            "wall_s": time.time() - self.started,
+            "tokens": last["tokens"] + tokens,
+            "samples": last["samples"] + metrics.pop("samples"),
+            **metrics,
+            **times,
+            "tokens_per_s": tokens / times["time/step"] if times["time/step"] > 0 else None,
+            **{f"memory/{actor}_gb": value for actor, value in result.memory_gb.items()},
+        }
 
     def _times(self, spans: dict[str, Span]) -> dict[str, Any]:
         """Seconds of each stage, waits between them, and the step's own time with evaluations taken out."""

@@ -25,7 +25,7 @@ from overlaprl_ray.workers.results import Evaluation, StepResult
 
 def replay(
     config: ExperimentConfig,
-    on_step: Callable[[StepResult], None] | None = None,
+    on_step: Callable[[StepResult], Any] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     task: Task | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:

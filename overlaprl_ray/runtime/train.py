@@ -23,11 +23,11 @@ from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
 from overlaprl_ray.runs.progress import Progress, closing_table
-from overlaprl_ray.runs.recorder import default_folder
+from overlaprl_ray.runs.recorder import OnRow, Recorder, default_folder
 from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.pipeline import Pipeline
 from overlaprl_ray.runtime.preflight import check_models, check_store, resource_plan
-from overlaprl_ray.runtime.recording import OnRow, finished_summary, recording
+from overlaprl_ray.runtime.recording import finished_summary, recorded
 from overlaprl_ray.runtime.recovery import Recovery
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped, stoppable
 from overlaprl_ray.runtime.supervisor import Actors
@@ -81,14 +81,15 @@ def train(
                 if line := greeting(context):
                     progress.say(line)
             progress.say(f"actors load or build the model: {'; '.join(plan.lines())}")
-            with recording(folder, config, plan.cores, progress, actors.environment, on_row, resume_from) as record:
+            record = Recorder(folder, config, plan.cores, actors.environment, progress, on_row, resume_from)
+            with recorded(record) as summary:
                 pipeline = Pipeline(config, actors, record, start)
                 recovery = Recovery(pipeline, actors, progress.say)
                 for result in recovery.steps():
                     record.add_step(result, pipeline.graph.waiting())
-                record.recorder.restarts = recovery.restarts
-    closing_table(record.summary, folder, progress.console)
-    return record.summary
+                record.restarts = recovery.restarts
+    closing_table(summary, folder, progress.console)
+    return summary
 
 
 def _in_background(check: Callable[..., Result], *arguments: Any) -> Future[Result]:
