@@ -17,7 +17,7 @@ from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.runs import checkpoint as ck
 from overlaprl_ray.runs.checkpoint import DamagedCheckpoint, commit, newest_checkpoint, verify
 from overlaprl_ray.runs.files import cut_back, locked, replace_text
-from overlaprl_ray.runs.saving import CheckpointWriter, load_rollouts, load_trainer
+from overlaprl_ray.runs.saving import CheckpointWriter, load_rollouts, load_trainer, load_weights
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.workers.build import build_learner, build_sampler
 
@@ -165,6 +165,22 @@ def test_one_without_the_rollouts_that_follow_it_or_of_another_run_is_passed_ove
     assert newest_checkpoint(tmp_path, shorter, notices.append) is None  # it holds batch 3, this run ends at 2
     assert "another configuration" in notices[0]
     assert "num_steps=2" in notices[1]
+
+
+@pytest.mark.parametrize("held", [True, False])
+def test_the_last_one_leads_to_a_longer_run_where_it_holds_the_weights_for_it(run, tmp_path, held):
+    ends = run.config.with_setting("grpo.num_steps", 2)
+    weights = {1: (1, run.weights)} if held else {}
+    writer = CheckpointWriter(ends, run.tokenizer)
+    writer.begin(tmp_path, 2, run.learner)
+    writer.complete(tmp_path, 2, [], weights)
+    saved = commit(tmp_path, 2, 2, {})
+    assert saved.weights == tuple(weights)
+    assert newest_checkpoint(tmp_path, ends, notice=pytest.fail) == saved
+    assert newest_checkpoint(tmp_path, run.config, notice=lambda text: None) == (saved if held else None)
+    read = load_weights(saved.path)
+    assert {step: version for step, (version, _) in read.items()} == dict.fromkeys(weights, 1)
+    assert all(torch.equal(read[step][1][name], value) for step in read for name, value in run.weights.items())
 
 
 def test_the_newest_and_the_best_are_kept(tmp_path):

@@ -1,5 +1,6 @@
 """A run's folder: claimed by one run, complete, and honest about where it was made."""
 
+import io
 import json
 from pathlib import Path
 
@@ -58,6 +59,25 @@ def test_a_folder_is_taken_by_one_run_only_and_its_config_can_be_given_again(tmp
     saved = yaml.safe_load((tmp_path / "run" / "config.yaml").read_text())
     assert saved["output"]["dir"] is None
     assert saved["grpo"] == config.model_dump(mode="json")["grpo"]
+
+
+@pytest.mark.parametrize(
+    ("resume_from", "said"),
+    [
+        (3, ""),
+        (2, "dropped 1 rows, of steps 3 to 3: the newest checkpoint to use is of step 2\n"),
+        (0, "dropped 3 rows, of steps 1 to 3: there is no checkpoint to use\n"),
+    ],
+)
+def test_rows_are_never_dropped_without_a_word(tmp_path, resume_from, said):
+    quiet, console = Progress(3, Console(quiet=True)), Console(file=io.StringIO(), soft_wrap=True)
+    first = Recorder(tmp_path, small(), 2, dict, quiet)
+    first.add_evaluation(Evaluation(0, 0, 0.25, 16, (0.0, 1.0)))
+    for step in (1, 2, 3):
+        first.add_step(result(step, 100.0 * step))
+    again = Recorder(tmp_path, small(), 2, dict, Progress(3, console), resume_from=resume_from)
+    assert console.file.getvalue() == said
+    assert len(again.rows) == resume_from
 
 
 def test_commit_of_a_checkout_only(tmp_path, monkeypatch):

@@ -20,17 +20,21 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.identity import check_algorithm, config_hash, free_setting
 
 FORMAT = 1
-MANIFEST, TRAINER, ROLLOUTS = "manifest.json", "trainer.pt", "rollouts.pt"
+MANIFEST, TRAINER, ROLLOUTS, WEIGHTS = "manifest.json", "trainer.pt", "rollouts.pt", "weights.pt"
 
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
-    """A whole checkpoint: the state after `step`, and the rollouts of the batches after it, by batch."""
+    """A whole checkpoint: the state after `step`, and what later batches need of the time before it.
+
+    That is the rollouts of the next batches; near a run's end, for a longer run, the weights those would be made from.
+    """
 
     path: Path
     step: int
     batches: tuple[int, ...]  # batches whose rollouts it holds
     weights_steps: tuple[int, ...]  # the steps whose weights made them
+    weights: tuple[int, ...]  # the steps whose weights it holds besides
     algorithm: int | None  # that computed it
     config: str  # hash of the configuration without the number of steps
 
@@ -108,8 +112,8 @@ def _read_manifest(path: Path) -> dict[str, Any]:
 
 
 def _as_checkpoint(path: Path, manifest: dict[str, Any]) -> Checkpoint:
-    batches, weights_steps = tuple(manifest["batches"]), tuple(manifest["weights_steps"])
-    return Checkpoint(path, manifest["step"], batches, weights_steps, manifest.get("algorithm"), manifest["config"])
+    lists = {name: tuple(manifest.get(name, ())) for name in ("batches", "weights_steps", "weights")}
+    return Checkpoint(path, manifest["step"], algorithm=manifest.get("algorithm"), config=manifest["config"], **lists)
 
 
 def newest_checkpoint(run: Path, config: ExperimentConfig, notice: Callable[[str], None]) -> Checkpoint | None:
@@ -122,14 +126,22 @@ def newest_checkpoint(run: Path, config: ExperimentConfig, notice: Callable[[str
             notice(f"skipped checkpoint step-{step}, which is damaged: {error}")
             continue
         check_algorithm(checkpoint.algorithm, f"checkpoint '{checkpoint.path}'")
-        following = tuple(range(step + 1, last_older_batch(step, config.lag, steps) + 1))
         if checkpoint.config != config_hash(config, but=free_setting(config)):
             notice(f"skipped checkpoint step-{step}, which belongs to another configuration")
-        elif step > steps or checkpoint.batches != following:
+        elif not _leads_to(checkpoint, config):
             notice(f"skipped checkpoint step-{step}, which holds other batches than grpo.num_steps={steps} needs")
         else:
             return checkpoint
     return None
+
+
+def _leads_to(checkpoint: Checkpoint, config: ExperimentConfig) -> bool:
+    """Whether it holds what the batches after it are made of, and no batch beyond the run's end."""
+    step, num_steps = checkpoint.step, config.grpo.num_steps
+    following = set(range(step + 1, last_older_batch(step, config.lag, num_steps) + 1))
+    unmade = following - set(checkpoint.batches)
+    sources = {max(0, batch - 1 - config.lag) for batch in unmade} if config.pipeline.schedule == "exact" else set()
+    return step <= num_steps and set(checkpoint.batches) <= following and sources <= {*checkpoint.weights, step}
 
 
 # ---- manifests ----

@@ -18,7 +18,7 @@ import yaml
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
-from overlaprl_ray.runs.files import cut_back, replace_text, writing
+from overlaprl_ray.runs.files import cut_back, last_step, replace_text, writing
 from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.loggers import RunLoggers
 from overlaprl_ray.runs.notices import floor_notice, notices
@@ -87,9 +87,14 @@ class Recorder:
             raise RunError(f"output.dir = '{self.folder}': another run took it first; give a new folder") from None
 
     def _cut_back(self, step: int) -> None:
+        """Drop what was written after a step, which is done again: its state is not kept."""
         (self.folder / "summary.json").unlink(missing_ok=True)  # of the interrupted run
         names = ("metrics", "decisions", "completions", "faults")
+        written = last_step(self.folder / "metrics.jsonl")
         self.rows, self.decisions, *_ = (cut_back(self.folder / f"{name}.jsonl", step) for name in names)
+        if written > step:
+            reason = f"the newest checkpoint to use is of step {step}" if step else "there is no checkpoint to use"
+            self.progress.say(f"dropped {written - step} rows, of steps {step + 1} to {written}: {reason}")
         if [row["step"] for row in self.rows] != list(range(1, step + 1)):
             raise RunError(f"'{self.folder}/metrics.jsonl' lacks rows up to step {step}; the run cannot be resumed")
         # this very step is evaluated again: the run may have ended before its evaluation

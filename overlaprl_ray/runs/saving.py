@@ -9,20 +9,21 @@ writes it, and adds those rollouts once they exist (`complete`).
 """
 
 import concurrent.futures
-import dataclasses
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.identity import ALGORITHM, config_hash, free_setting
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout
-from overlaprl_ray.runs.checkpoint import FORMAT, ROLLOUTS, TRAINER, scratch_of, synced, write_manifest
+from overlaprl_ray.runs.checkpoint import FORMAT, ROLLOUTS, TRAINER, WEIGHTS, scratch_of, synced, write_manifest
 from overlaprl_ray.workers.learner import Learner
 
 
@@ -50,12 +51,24 @@ class CheckpointWriter:
 
         self.begun[step] = learner.version, self.thread.submit(write)
 
-    def complete(self, run: Path, step: int, batches: Sequence[Sequence[Rollout]]) -> None:
-        """Add the rollouts of the batches after it (each as its generators' shares), the manifest, and sync to disk."""
+    def complete(
+        self,
+        run: Path,
+        step: int,
+        batches: Sequence[Sequence[Rollout]],
+        weights: Mapping[int, tuple[int, dict[str, Tensor]]] = MappingProxyType({}),
+    ) -> None:
+        """Add the rollouts of the batches after it (each as its generators' shares), the manifest, and sync to disk.
+
+        `weights`: older ones that batches beyond the run's end would be made from, as step -> (version, weights).
+        """
         folder, (version, files) = scratch_of(run, step), self.begun.pop(step)
         try:
             written = files.result()
-            torch.save([[_as_dict(share) for share in shares] for shares in batches], folder / ROLLOUTS)
+            added: dict[str, Any] = {ROLLOUTS: [[vars(share) for share in shares] for shares in batches]}
+            added |= {WEIGHTS: dict(weights)} if weights else {}
+            for name, content in added.items():
+                torch.save(content, folder / name)
             stamp = {
                 "format": FORMAT,
                 "algorithm": ALGORITHM,
@@ -64,8 +77,9 @@ class CheckpointWriter:
                 "config": config_hash(self.config, but=free_setting(self.config)),
                 "batches": [shares[0].batch for shares in batches],
                 "weights_steps": [shares[0].weights_step for shares in batches],
+                "weights": list(weights),
             }
-            write_manifest(folder, stamp, written | synced([folder / ROLLOUTS]))
+            write_manifest(folder, stamp, written | synced(folder / name for name in added))
         except Exception as error:  # a full disk has many names: OSError, SafetensorError, torch's RuntimeError
             shutil.rmtree(folder, ignore_errors=True)  # room for the rest of the run's files
             first_line = (str(error).splitlines() or [""])[0]
@@ -76,10 +90,6 @@ class CheckpointWriter:
             ) from error
 
 
-def _as_dict(rollout: Rollout) -> dict[str, Any]:
-    return {field.name: getattr(rollout, field.name) for field in dataclasses.fields(rollout)}
-
-
 def load_trainer(path: Path) -> dict[str, Any]:
     """The learner's state (see `Learner.state`)."""
     return torch.load(path / TRAINER, weights_only=True)
@@ -88,3 +98,8 @@ def load_trainer(path: Path) -> dict[str, Any]:
 def load_rollouts(path: Path) -> list[list[Rollout]]:
     """The rollouts of the batches after the checkpoint, each as its generators' shares."""
     return [[Rollout(**share) for share in shares] for shares in torch.load(path / ROLLOUTS, weights_only=True)]
+
+
+def load_weights(path: Path) -> dict[int, tuple[int, dict[str, Tensor]]]:
+    """The older weights that a checkpoint near a run's end holds, as step -> (version, weights)."""
+    return torch.load(path / WEIGHTS, weights_only=True) if (path / WEIGHTS).exists() else {}

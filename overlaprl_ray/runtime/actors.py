@@ -176,22 +176,27 @@ class LearnerActor(Watched):
             self.writer.begin(run, step, self.learner)
 
     @during("save")
-    def complete_checkpoint(self, begun: None, run: Path, step: int, *shares: Rollout) -> None:
-        """Add the rollouts of the batches after it, share by share.
+    def complete_checkpoint(self, begun: None, run: Path, step: int, sources: list[int], *objects: Any) -> None:
+        """Add the weights after the steps `sources`, then the rollouts of the batches after it, share by share.
 
         `begun` is what `begin_checkpoint` returned: as an argument, so that its error becomes this call's.
         """
-        count = self.config.resources.num_generators
-        self.writer.complete(run, step, [shares[i : i + count] for i in range(0, len(shares), count)])
+        from overlaprl_ray.runtime.weights import received
+
+        count, older, shares = self.config.resources.num_generators, objects[: len(sources)], objects[len(sources) :]
+        weights = {source: (old.version, received(old)) for source, old in zip(sources, older, strict=True)}
+        self.writer.complete(run, step, [shares[i : i + count] for i in range(0, len(shares), count)], weights)
 
     def restore(self, checkpoint: Path, step: int) -> list[Published | Rollout] | Published:
-        """Resume from a checkpoint: the weights after it, then the rollouts it holds, share by share."""
-        from overlaprl_ray.runs.saving import load_rollouts, load_trainer
+        """Resume from a checkpoint: the weights after it, older ones it holds, then its rollouts, share by share."""
+        from overlaprl_ray.runs.saving import load_rollouts, load_trainer, load_weights
+        from overlaprl_ray.runtime.weights import publish
 
         self.learner.load(load_trainer(checkpoint))
         self.finished = step
+        older = [publish(*weights) for weights in load_weights(checkpoint).values()]
         shares = [share for batch in load_rollouts(checkpoint) for share in batch]
-        return [self.publish(), *shares] if shares else self.publish()
+        return [self.publish(), *older, *shares] if older or shares else self.publish()
 
     @during("save")
     def save(self, folder: Path) -> None:

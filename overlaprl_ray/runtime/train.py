@@ -17,7 +17,7 @@ import ray
 from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
-from overlaprl_ray.errors import RunError
+from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.files import describe_start
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
@@ -34,6 +34,7 @@ from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.tasks import Task
 
 AT_ONCE_S = 0.2  # checks of the built-in model take less
+SOCKET_PATH = 107 if sys.platform == "linux" else 103  # bytes that a Unix socket's path may have
 Result = TypeVar("Result")
 
 
@@ -66,7 +67,9 @@ def train(
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         if checks.done():  # else the actors load their models meanwhile; a refusal ends them
             check_store(config, checks.result())
-        with _resumable(folder), _running(Actors(config, task, plan, folder.name, progress.say)) as actors:
+        actors = Actors(config, task, plan, folder.name, progress.say)
+        with _resumable(folder), _stopping(actors):
+            actors.start()
             check_store(config, checks.result())
             start = newest_checkpoint(folder, config, progress.say) if resuming else None
             resume_from = (start.step if start else 0) if resuming else None
@@ -82,7 +85,7 @@ def train(
                     progress.say(line)
             progress.say(f"actors load or build the model: {'; '.join(plan.lines())}")
             record = Recorder(folder, config, plan.cores, actors.environment, progress, on_row, resume_from)
-            with recorded(record) as summary:
+            with recorded(record) as summary, _stopping(actors):  # first: they would slow down all that is left to do
                 pipeline = Pipeline(config, actors, record, start)
                 recovery = Recovery(pipeline, actors, progress.say)
                 for result in recovery.steps():
@@ -116,12 +119,25 @@ def _resumable(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _running(actors: Actors) -> Iterator[Actors]:
+def _stopping(actors: Actors) -> Iterator[None]:
     try:
-        actors.start()
-        yield actors
+        yield
     finally:
         actors.stop()
+
+
+def check_socket_path() -> None:
+    """Refuse a folder for temporary files whose path is too long for the sockets that a local Ray makes in it."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    session = Path(get_default_ray_temp_dir()) / f"session_2026-12-31_23-59-59_123456_{os.getpid()}"
+    excess = len(os.fsencode(session / "sockets" / "plasma_store")) - SOCKET_PATH
+    if excess > 0 and "RAY_ADDRESS" not in os.environ:
+        variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+        raise ConfigError(
+            f"{variable} = '{os.environ.get(variable)}': its path is {excess} bytes too long for the sockets that Ray "
+            f"makes there; set {variable} to a shorter one, such as /tmp"
+        )
 
 
 @contextmanager
@@ -133,6 +149,7 @@ def ray_running(actor_logs: bool = False) -> Iterator[Any]:
     if ray.is_initialized():
         yield None
         return
+    check_socket_path()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a dead actor's calls: recovery submits them again
     if not sys.stdout.isatty():
