@@ -11,7 +11,6 @@ import torch
 from conftest import small
 from safetensors import SafetensorError
 
-from overlaprl_ray.config.identity import config_hash, differences
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.runs import checkpoint as ck
@@ -242,21 +241,3 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError, match="directory"):
         replace_text(path, "new")
     assert path.read_text() == "old"
-
-
-def test_identity_is_what_a_number_depends_on():
-    base = small()
-    same = small(output={"dir": "/x", "checkpoint_every": 7}, pipeline={"timeout_s": 5.0})
-    other = small(pipeline={"lag": 3})
-    assert config_hash(base) == config_hash(same)
-    assert config_hash(base) != config_hash(other)
-    assert len(config_hash(base)) == 12
-    longer = small(grpo={"num_steps": 99})
-    assert config_hash(base) != config_hash(longer)
-    saved = json.loads(json.dumps(base.model_dump(mode="json")))
-    assert differences(saved, same) == []
-    assert differences(saved, longer) == []
-    assert differences(saved, other) == ["pipeline.lag: 1 -> 3"]
-    del saved["model"]["lora_r"]  # saved before there was such a setting
-    assert differences(saved, same) == []
-    assert differences(saved, small(model={"lora_r": 4})) == ["model.lora_r: 0 -> 4"]

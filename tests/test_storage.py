@@ -144,10 +144,3 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_last_good_checkpoint_resum
     assert "resuming after step" in done.stdout
     assert "resuming after step 0" not in done.stdout
     assert_same(outcome(folder), oracle(config))
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path):
-    place = tmp_path / "file"
-    place.write_text("")
-    with pytest.raises(ConfigError, match="is no folder"):
-        train(with_output(small(), dir=str(place / "run")))
