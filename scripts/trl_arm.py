@@ -85,6 +85,7 @@ def _refuse(config: ExperimentConfig, micro: int) -> None:
     """What cannot be compared, because TRL has no such thing or another one of the same name."""
     grpo = config.grpo
     only = {
+        "grpo.oversample": (grpo.oversample, 1.0),
         "grpo.num_minibatches": (grpo.num_minibatches, 1),
         "grpo.num_iterations": (grpo.num_iterations, 1),
         "grpo.correction": (grpo.correction, "none"),

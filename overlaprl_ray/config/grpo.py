@@ -73,6 +73,13 @@ class GRPOConfig(Group):
     group_size: int = Field(
         8, ge=2, le=10**6, description="G: completions per prompt, >= 2 (a group of one has no advantage)"
     )
+    oversample: float = Field(
+        1.0,
+        ge=1,
+        le=16,
+        description="dynamic sampling: generate so many times the prompts, 1 to 16, and train on the first P groups "
+        "with a signal, filled up with groups without",
+    )
     max_new_tokens: Count = Field(256, description="longest completion, tokens, >= 1")
     temperature: float = Field(
         0.7, ge=0.01, le=100, description="sampling temperature, 0.01 to 100 (logprobs are taken at the same one)"
@@ -152,6 +159,11 @@ class GRPOConfig(Group):
     def kept_ratios(self) -> tuple[float, float]:
         """The band of `correction`, outside of which tokens or rows are dropped."""
         return self.correction_band or ((0.5, 5.0) if self.correction == "icepop" else (0.99, 1.01))
+
+    @property
+    def generated_prompts(self) -> int:
+        """Prompts that a batch is generated from, before groups are picked."""
+        return math.ceil(self.num_prompts_per_step * self.oversample)
 
     @property
     def batch_rows(self) -> int:

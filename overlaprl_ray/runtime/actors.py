@@ -19,7 +19,7 @@ import torch
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.models.loading import load_tokenizer
-from overlaprl_ray.rollout import Rollout, Scores, Span, merge
+from overlaprl_ray.rollout import Rollout, Scores, Span, batch_of
 from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
 from overlaprl_ray.runs.ray_metrics import Watched, during
 from overlaprl_ray.runtime.weights import Published, publish, received
@@ -90,7 +90,7 @@ class ReferenceActor(Watched):
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
         """Reference logprobs of a batch; `after` only makes the call wait until that step is done."""
-        return self.reference.score(merge(shares))
+        return self.reference.score(batch_of(shares, self.reference.config.grpo.num_prompts_per_step))
 
 
 class LearnerActor(Watched):
@@ -117,7 +117,7 @@ class LearnerActor(Watched):
     @during("train")
     def train(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
         """One training step; its numbers and the weights after it, as two objects. Every batch once, in order."""
-        rollout = merge(shares)
+        rollout = batch_of(shares, self.config.grpo.num_prompts_per_step)
         if rollout.batch != self.finished + 1:
             raise RunError(f"batch {rollout.batch} came to the learner after step {self.finished}")
         result = self.learner.step(rollout, self._score(rollout) if self.reference else scores)
