@@ -1,13 +1,21 @@
-"""GPU shares: the defaults fit one GPU, and whatever is accepted can be placed."""
+"""GPU shares: the defaults fit one GPU, and whatever is accepted can be placed. What only a GPU's size decides."""
+
+import importlib.util
+from importlib.machinery import ModuleSpec
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from ray._common.ray_option_utils import validate_actor_options
 
 from overlaprl_ray.config import ExperimentConfig, ModelConfig
-from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.runtime.resources import Plan, plan_resources
+from overlaprl_ray.config.identity import config_hash, differences
+from overlaprl_ray.engines.base import check_logprobs
+from overlaprl_ray.engines.vllm import CPU_CACHE, MOST_ROWS, cache_bytes
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources, resolve_engine, tensor_bytes
+from overlaprl_ray.runtime.weights import HostBuffers, publish, received
 
 
 def config(beta: float = 0.04, **resources) -> ExperimentConfig:
@@ -121,3 +129,96 @@ def test_the_plan_is_readable() -> None:
         "learner: 0.45 GPU, 1 CPU thread(s)",
     ]
     assert plan_resources(config(), 0.0).lines()[0] == "generator: CPU, 1 thread(s)"
+
+
+# ---- what depends on a GPU's size ----
+
+QWEN = 494_032_768  # parameters of Qwen2.5-0.5B
+
+
+@pytest.mark.parametrize("gb", [16, 24, 48, 80, 141])
+def test_the_defaults_leave_each_actor_its_context_and_its_work(gb):
+    plan = plan_resources(config(), 1.0, device=gb * 1e9)
+    taken = sum(tensor_bytes(share, gb * 1e9) + 0.5e9 for share in plan.shares)
+    assert taken <= 0.95 * gb * 1e9 + 3, "tensors and three contexts leave the driver a twentieth"
+    smollm2 = ExperimentConfig(model=ModelConfig(dtype="bfloat16"))
+    check_memory(plan, smollm2, 2 * 134_515_008)
+    assert cache_bytes(tensor_bytes(plan.generator_gpu, gb * 1e9), 2 * QWEN) > 64 * 1024 * 12_288  # bytes per token
+    if gb >= 24:
+        check_memory(plan, smollm2, 2 * QWEN)
+        return
+    with pytest.raises(
+        ConfigError, match=r"learner_gpu = 0\.45: .* 16 GB .* leaves 6\.7 .* 9\.88; raise it above 0\.65"
+    ):
+        check_memory(plan, smollm2, 2 * QWEN)
+    plan = plan_resources(config(generator_gpu=0.19, reference_gpu=0.12, learner_gpu=0.66), 1.0, device=gb * 1e9)
+    check_memory(plan, smollm2, 2 * QWEN)
+
+
+def test_the_plan_says_what_fits():
+    plan = plan_resources(config(0.0), 1.0, device=24e9)
+    assert plan.lines()[2] == "learner: 0.45 GPU (10.3 GB and a CUDA context), 1 CPU thread(s)"
+    with pytest.raises(ConfigError, match=r"10\.3 beside .* the learner's .* take 24; use model\.lora_r"):
+        check_memory(plan, config(0.0), 6_000_000_000)
+    check_memory(plan_resources(config(), 1.0), config(), 10**12)  # of unknown size
+
+
+def test_vllm_gets_what_weights_and_workspace_leave():
+    assert cache_bytes(0, 10**12) == CPU_CACHE
+    assert cache_bytes(8_000_000_000, 1_000_000_000) == 5_500_000_000
+    with pytest.raises(RunError, match=r"generator_gpu: of 2 GB .* take 1 .* no key or value fits; raise it"):
+        cache_bytes(2_000_000_000, 1_000_000_000)
+    assert MOST_ROWS * 151_936 * 4 < 0.2e9  # logits of one sampling step
+
+
+@pytest.mark.parametrize(
+    ("gpus", "installed", "settings", "engine", "why"),
+    [
+        (0.0, True, {}, "hf", "there is no GPU"),
+        (1.0, False, {}, "hf", "vLLM is not installed"),
+        (1.0, True, {}, "vllm", "there is a GPU, and vLLM is installed"),
+        (1.0, True, {"resources": {"generator_gpu": 0}}, "hf", "the generator has no share of the GPU"),
+        (1.0, True, {"model": {"lora_r": 4}}, "hf", "vLLM gets no adapters"),
+        (1.0, True, {"grpo": {"model_name": "tiny"}}, "hf", "the built-in model is small"),
+        (1.0, True, {"model": {"engine": "hf"}}, "hf", "as model.engine says"),
+    ],
+)
+def test_the_engine_is_chosen_and_the_run_says_why(monkeypatch, gpus, installed, settings, engine, why):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: ModuleSpec(name, None) if installed else None)
+    wanted = ExperimentConfig.model_validate({"grpo": {"model_name": "some/model"}} | settings)
+    found, line = resolve_engine(wanted, gpus)
+    assert found.model.engine == engine
+    assert line == f"engine: {engine} ({why})"
+    if engine == "hf":  # so that a run begun where auto was hf, or before there was auto, goes on
+        assert config_hash(found) == config_hash(wanted)
+        assert differences(found.model_dump(mode="json"), wanted) == []
+    else:
+        assert differences(found.model_dump(mode="json"), wanted) == ["model.engine: vllm -> hf"]
+
+
+@pytest.mark.parametrize(("dtype", "far"), [("float32", 0.02), ("bfloat16", 0.2)])
+def test_an_engine_that_samples_from_another_policy_ends_the_run(dtype, far):
+    mask = torch.tensor([[True, True, False]])
+    check_logprobs(torch.tensor([[far / 4, -far / 4, 99.0]]), mask, dtype)
+    for wrong in (-far, float("nan")):
+        with pytest.raises(RunError, match=f"nats per token from the learner's .limit {far / 2:g} in {dtype}"):
+            check_logprobs(torch.tensor([[wrong, wrong, 0.0]]), mask, dtype)
+
+
+def test_weights_go_through_one_buffer_per_dtype_and_arrive_unchanged():
+    first = {
+        "a": torch.randn(3, 5),
+        "b": torch.randn(7).bfloat16(),
+        "c": torch.randn(()),
+        "d": torch.randn(2, 2).bfloat16(),
+    }
+    buffers = HostBuffers()
+    for weights in (first, {name: value + 1 for name, value in first.items()}):
+        arrived = received(publish(1, weights, buffers))
+        assert arrived.keys() == weights.keys()
+        assert all(
+            torch.equal(arrived[name], value) and arrived[name].dtype == value.dtype for name, value in weights.items()
+        )
+        places = {dtype: flat.data_ptr() for dtype, flat in buffers.flat.items()}
+        assert {arrived["a"].data_ptr(), arrived["b"].data_ptr()} == set(places.values())
+    assert [flat.numel() for flat in buffers.flat.values()] in ([16, 11], [11, 16])
