@@ -15,7 +15,7 @@ from overlaprl_ray.config import ExperimentConfig, GRPOConfig
 from overlaprl_ray.errors import ConfigError
 
 # Raise it whenever a default or a formula changes what a run computes: what another algorithm began is refused.
-ALGORITHM = 2
+ALGORITHM = 3
 
 # Where a run lies, how long it waits and what it holds on a device: none of these reaches a number of the run.
 NO_PART = (

@@ -25,7 +25,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.engines.base import check_logprobs
 from overlaprl_ray.errors import BadBatch, RunError
 from overlaprl_ray.models.loading import cpu_copy
-from overlaprl_ray.models.logprobs import check_head, response_logprobs
+from overlaprl_ray.models.logprobs import check_head, layouts_for, response_logprobs
 from overlaprl_ray.models.lora import add_adapter, merged_copy, saver
 from overlaprl_ray.rollout import Rollout, Scores, rows_of
 from overlaprl_ray.workers.cells import cells_of
@@ -46,7 +46,7 @@ class Learner:
         if config.model.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             model.train()  # without it checkpointing is silently off; dropout is 0 all the same
-        self.config, self.model = config, model
+        self.config, self.model, self.layouts = config, model, layouts_for(model)
         self.optimizer = MasterAdamW(model, grpo)
         self.scheduler = StalenessScheduler(config.staleness.model_copy(update={"rule": config.rule}))
         self.schedule = Schedule.of(config)
@@ -122,7 +122,7 @@ class Learner:
         memory = {"generator": rollout.memory_gb, "learner": memory_gb(self.model.device)}
         if scores:
             spans["reference"] = scores.span
-            memory |= {} if scores.memory_gb is None else {"reference": scores.memory_gb}
+            memory |= {"reference": scores.memory_gb} if scores.memory_gb is not None else {}
         samples = samples_of(rollout, self.config.output.completions_every, grpo.group_size)
         cells = cells_of(rollout, gate.decision, grpo.group_size, grpo.max_new_tokens)
         return StepResult(
@@ -132,7 +132,7 @@ class Learner:
     def _plan(self, rollout: Rollout, scores: Scores | None, rows: slice, lag: int) -> Update:
         reference = scores.logprobs[rows] if scores else None
         draw = seeded_uniform(self.config.seed, rollout.batch, rows.start)
-        return Update(rows_of(rollout, rows), self.config, self.scheduler, lag, draw, reference)
+        return Update(rows_of(rollout, rows), self.config, self.scheduler, lag, draw, reference, self.layouts.shares)
 
     def _prepare(self, rollout: Rollout, updates: list[Update]) -> None:
         """What is asked before the first update: is the batch sound, what is the floor, what is the proximal policy."""
@@ -148,7 +148,6 @@ class Learner:
     def _update(self, update: Update, totals: StepTotals, lr: float, first: bool) -> None:
         """One optimizer update, or none where no row with a loss term is left."""
         grpo, part = self.config.grpo, update.part
-
         current = functools.partial(self._logprobs, part)
         if first:
             update.ask_before(current)
@@ -159,14 +158,15 @@ class Learner:
             seen = part.logprobs.clone()  # which rows that are skipped keep
             for rows, micro in update.micros:
                 width = micro.logprobs.shape[1]
-                logprobs, entropy = response_logprobs(self.model, micro, grpo.temperature)
+                layout = self.layouts(micro)
+                logprobs, entropy = response_logprobs(self.model, micro, grpo.temperature, layout)
                 seen[rows, :width] = logprobs.detach().cpu()
                 _check_finite(seen[rows], micro)
                 gate = update.ask(rows, micro, seen)
                 loss = self._loss(update, rows, micro, logprobs, whole, gate)
                 loss.loss.backward()
                 self.optimizer.collect()
-                totals.add_loss(loss, seen[rows, :width] - micro.logprobs, micro, entropy, first)
+                totals.add_loss(loss, seen[rows, :width] - micro.logprobs, micro, layout, entropy, first)
             if first:
                 update.ask_after(seen, current)
             self._apply(update, totals, lr)
@@ -220,7 +220,7 @@ class Learner:
         """(B, T) logprobs of the micro-batches' rows under the policy as it is now, on the CPU; others keep theirs."""
         values = part.logprobs.clone()
         for rows, micro in micros:
-            found, _ = response_logprobs(self.model, micro, self.config.grpo.temperature)
+            found, _ = response_logprobs(self.model, micro, self.config.grpo.temperature, self.layouts(micro))
             values[rows, : found.shape[1]] = found.cpu()
         return values
 
