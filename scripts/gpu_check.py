@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.cli import parse_command_line, run_script
 from overlaprl_ray.errors import RunError
@@ -125,8 +127,12 @@ def memory_rows(found: dict[str, Any], total_gb: float | None) -> list[dict[str,
 
 def mode_rows(found: dict[str, Any], mps: bool) -> list[dict[str, Any]]:
     """A row per mode of one benchmark."""
-    names = ("step_s", "speed_up", "efficiency", "tokens_per_s", "overlap_fraction", "stages")
-    return [{"mode": mode["label"], "mps": mps, **{name: mode[name] for name in names}} for mode in found["modes"]]
+    names = ("speed_up", "efficiency", "overlap_fraction", "tokens_per_s")
+    return [
+        {"mode": mode["label"], "mps": mps, "steps_per_s": 1 / mode["step_s"], **{name: mode[name] for name in names},
+         "publish_s": mode["stages"]["publish"]}
+        for mode in found["modes"]
+    ]  # fmt: skip
 
 
 def collect(folder: Path, total_gb: float | None, seconds: float) -> dict[str, Any]:
@@ -146,7 +152,6 @@ def collect(folder: Path, total_gb: float | None, seconds: float) -> dict[str, A
         "seconds": seconds,
         "modes": modes + mode_rows(mps, mps=True),
         "engines": {name: found for name in ENGINES if (found := read(folder / f"{name}.json"))},
-        "publish_s": overlap["stages"]["publish"] if overlap else None,
         "memory": memory,
         "recovery": recovery,
         "trl": trl["table"] if trl else [],
@@ -160,31 +165,6 @@ def collect(folder: Path, total_gb: float | None, seconds: float) -> dict[str, A
             f"under {LIMIT_S} s": seconds < LIMIT_S if total_gb else None,
         },
     }
-
-
-def table(found: dict[str, Any]) -> list[str]:
-    """What a person reads, in the order of the parts."""
-
-    def line(what: str, **figures: float | None) -> str:
-        texts = (f"{name.replace('_', ' ')} {'-' if v is None else format(v, ',.4g')}" for name, v in figures.items())
-        return f"{what:<16}{'   '.join(texts)}"
-
-    where, recovery = found["environment"], found["recovery"]
-    words = {True: "yes", False: "NO", None: "not applicable"}
-    lines = [
-        f"{' + '.join(where['gpus'] or [where['cpu']])}; commit {where['git_commit']}; {found['seconds']:.0f} s",
-        "",
-    ]
-    for row in found["modes"]:
-        figures = {name: row[name] for name in ("speed_up", "efficiency", "overlap_fraction", "tokens_per_s")}
-        lines.append(line(f"{row['mode']}{', MPS' if row['mps'] else ''}", steps_per_s=1 / row["step_s"], **figures))
-    lines += [line(name, **figures) for name, figures in found["engines"].items()]
-    lines.append(line("publish", seconds=found["publish_s"]))
-    lines += [line(row["actor"], peak_GB=row["peak_gb"], of_GB=row["cap_gb"]) for row in found["memory"]]
-    lines += [line("recovery", seconds=recovery["seconds"], exact=recovery["exact"])] if recovery else []
-    lines += [line(row["label"], steps_per_s=1 / row["step_s"]) for row in found["trl"]]
-    lines += [f"{name:<16}{reason}" for name, reason in found["without_result"].items()]
-    return [*lines, "", *(f"{name}: {words[ok]}" for name, ok in found["checks"].items())]
 
 
 def options(parser: argparse.ArgumentParser) -> None:
@@ -201,14 +181,14 @@ def main(argv: list[str]) -> None:
     if args.part == "model":
         make_model(args.folder / "model", SMALL if args.cpu else FULL)
     elif args.part == "report":
-        from overlaprl_ray.runtime.resources import device_bytes
+        from overlaprl_ray.workers.memory import device_bytes
 
         size = None if args.cpu else device_bytes()
         found = collect(args.folder, size / 1e9 if size else None, args.seconds)
-        (args.folder / "gpu_check.json").write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-        text = "\n".join(table(found))
-        (args.folder / "table.txt").write_text(text + "\n", encoding="utf-8")
-        print(f"{text}\nfiles: {args.folder}")
+        text = json.dumps(found, indent=2)
+        (args.folder / "gpu_check.json").write_text(text + "\n", encoding="utf-8")
+        short = json.loads(text, parse_float=lambda number: float(f"{float(number):.4g}"))
+        print(yaml.safe_dump(short, sort_keys=False, default_flow_style=None, width=200))
         if False in found["checks"].values():
             raise RunError(f"{', '.join(name for name, ok in found['checks'].items() if ok is False)}: no")
     else:

@@ -3,7 +3,7 @@
 # (randomly initialised): steps per second and overlap efficiency of the four modes, without and with MPS; both engines'
 # tokens per second and mismatch floor; seconds of publishing; memory of each process against its share; a learner
 # killed and recovered; TRL on the same work. A part that fails or has no time left says why, and the next one goes on.
-# Writes FOLDER/gpu_check.json and table.txt; without a GPU it says so and ends well.
+# Writes FOLDER/gpu_check.json; without a GPU it says so and ends well.
 #
 #     scripts/gpu_check.sh [FOLDER]          # a new folder; default runs/gpu-check-<time>
 #     scripts/gpu_check.sh --cpu [FOLDER]    # rehearsal of every part on the CPU, with a model of two layers
@@ -51,24 +51,16 @@ start_mps() {  # a daemon of our own: another's, and the GPU's settings, stay as
     if ! command -v nvidia-cuda-mps-control; then echo "skipped: nvidia-cuda-mps-control is not installed"; return 1; fi
     CUDA_MPS_PIPE_DIRECTORY=$(mktemp -d)
     export CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY=$CUDA_MPS_PIPE_DIRECTORY
-    trap stop_mps EXIT
-    if ! { nvidia-cuda-mps-control -d && timeout 60 "$python" -c "import torch; torch.ones(1, device='cuda')"; }; then
-        echo "skipped: no daemon, or no CUDA program runs under it"
-        return 1
-    fi
-}
-stop_mps() {
-    [ -z "${CUDA_MPS_PIPE_DIRECTORY:-}" ] || echo quit | nvidia-cuda-mps-control > /dev/null 2>&1 || true
-    unset CUDA_MPS_PIPE_DIRECTORY CUDA_MPS_LOG_DIRECTORY
+    trap 'echo quit | nvidia-cuda-mps-control > /dev/null 2>&1 || true' EXIT
+    nvidia-cuda-mps-control -d && timeout 60 "$python" -c "import torch; torch.ones(1, device='cuda')" ||
+        { echo "skipped: no daemon, or no CUDA program runs under it"; return 1; }
 }
 
 bench plain 170 sync async staleness overlap
-if start_mps > "$out/mps.log" 2>&1; then
+(  # a shell of its own, with which daemon and environment end
+    start_mps > "$out/mps.log" 2>&1 || { tail -n 1 "$out/mps.log" > "$out/mps.txt"; exit 0; }
     bench mps 130 "${under_mps[@]}"
-else
-    tail -n 1 "$out/mps.log" > "$out/mps.txt"
-fi
-stop_mps
+)
 for engine in hf vllm; do
     part "engine-$engine" 90 scripts/gpu_check.py "engine-$engine" "$out" "${work[@]}" --model.engine "$engine"
 done

@@ -12,10 +12,10 @@ from ray._common.ray_option_utils import validate_actor_options
 from overlaprl_ray.config import ExperimentConfig, ModelConfig
 from overlaprl_ray.config.identity import config_hash, differences
 from overlaprl_ray.engines.base import check_logprobs
-from overlaprl_ray.engines.vllm import CPU_CACHE, MOST_ROWS, cache_bytes
+from overlaprl_ray.engines.vllm import CPU_CACHE, cache_bytes
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources, resolve_engine, tensor_bytes
-from overlaprl_ray.runtime.weights import HostBuffers, publish, received
+from overlaprl_ray.runtime.weights import publish, received, to_host
 
 
 def config(beta: float = 0.04, **resources) -> ExperimentConfig:
@@ -133,34 +133,23 @@ def test_the_plan_is_readable() -> None:
 
 # ---- what depends on a GPU's size ----
 
-QWEN = 494_032_768  # parameters of Qwen2.5-0.5B
+QWEN = 2 * 494_032_768  # bytes of Qwen2.5-0.5B in bfloat16
 
 
 @pytest.mark.parametrize("gb", [16, 24, 48, 80, 141])
 def test_the_defaults_leave_each_actor_its_context_and_its_work(gb):
-    plan = plan_resources(config(), 1.0, device=gb * 1e9)
-    taken = sum(tensor_bytes(share, gb * 1e9) + 0.5e9 for share in plan.shares)
-    assert taken <= 0.95 * gb * 1e9 + 3, "tensors and three contexts leave the driver a twentieth"
-    smollm2 = ExperimentConfig(model=ModelConfig(dtype="bfloat16"))
-    check_memory(plan, smollm2, 2 * 134_515_008)
-    assert cache_bytes(tensor_bytes(plan.generator_gpu, gb * 1e9), 2 * QWEN) > 64 * 1024 * 12_288  # bytes per token
+    wanted, size = config().model_copy(update={"model": ModelConfig(dtype="bfloat16")}), gb * 1e9
+    plan = plan_resources(wanted, 1.0, size)
+    assert sum(tensor_bytes(share, size) + 0.5e9 for share in plan.shares) <= 0.95 * size + 3  # the rest: the driver
+    assert f"learner: 0.45 GPU ({0.45 * gb - 0.5:.1f} GB and a CUDA context)" in plan.lines()[2]
+    assert cache_bytes(tensor_bytes(plan.generator_gpu, size), QWEN) > 64 * 1024 * 12_288  # 64 rows of 1,024 tokens
+    check_memory(plan, wanted, 2 * 134_515_008)  # SmolLM2-135M
     if gb >= 24:
-        check_memory(plan, smollm2, 2 * QWEN)
-        return
+        return check_memory(plan, wanted, QWEN)
     with pytest.raises(
-        ConfigError, match=r"learner_gpu = 0\.45: .* 16 GB .* leaves 6\.7 .* 9\.88; raise it above 0\.65"
+        ConfigError, match=r"learner_gpu = 0\.45: of 16 GB .* leaves 6\.7 .* takes 9\.88 there, 0\.65 of"
     ):
-        check_memory(plan, smollm2, 2 * QWEN)
-    plan = plan_resources(config(generator_gpu=0.19, reference_gpu=0.12, learner_gpu=0.66), 1.0, device=gb * 1e9)
-    check_memory(plan, smollm2, 2 * QWEN)
-
-
-def test_the_plan_says_what_fits():
-    plan = plan_resources(config(0.0), 1.0, device=24e9)
-    assert plan.lines()[2] == "learner: 0.45 GPU (10.3 GB and a CUDA context), 1 CPU thread(s)"
-    with pytest.raises(ConfigError, match=r"10\.3 beside .* the learner's .* take 24; use model\.lora_r"):
-        check_memory(plan, config(0.0), 6_000_000_000)
-    check_memory(plan_resources(config(), 1.0), config(), 10**12)  # of unknown size
+        check_memory(plan, wanted, QWEN)
 
 
 def test_vllm_gets_what_weights_and_workspace_leave():
@@ -168,7 +157,6 @@ def test_vllm_gets_what_weights_and_workspace_leave():
     assert cache_bytes(8_000_000_000, 1_000_000_000) == 5_500_000_000
     with pytest.raises(RunError, match=r"generator_gpu: of 2 GB .* take 1 .* no key or value fits; raise it"):
         cache_bytes(2_000_000_000, 1_000_000_000)
-    assert MOST_ROWS * 151_936 * 4 < 0.2e9  # logits of one sampling step
 
 
 @pytest.mark.parametrize(
@@ -210,15 +198,12 @@ def test_weights_go_through_one_buffer_per_dtype_and_arrive_unchanged():
         "a": torch.randn(3, 5),
         "b": torch.randn(7).bfloat16(),
         "c": torch.randn(()),
-        "d": torch.randn(2, 2).bfloat16(),
+        "d": torch.ones(4).bfloat16(),
     }
-    buffers = HostBuffers()
+    buffers = {}
     for weights in (first, {name: value + 1 for name, value in first.items()}):
-        arrived = received(publish(1, weights, buffers))
+        arrived = received(publish(1, to_host(weights, buffers)))
         assert arrived.keys() == weights.keys()
-        assert all(
-            torch.equal(arrived[name], value) and arrived[name].dtype == value.dtype for name, value in weights.items()
-        )
-        places = {dtype: flat.data_ptr() for dtype, flat in buffers.flat.items()}
-        assert {arrived["a"].data_ptr(), arrived["b"].data_ptr()} == set(places.values())
-    assert [flat.numel() for flat in buffers.flat.values()] in ([16, 11], [11, 16])
+        assert all(torch.equal(arrived[n], value) and arrived[n].dtype == value.dtype for n, value in weights.items())
+        assert {arrived["a"].data_ptr(), arrived["b"].data_ptr()} == {flat.data_ptr() for flat in buffers.values()}
+    assert {dtype: len(flat) for dtype, flat in buffers.items()} == {torch.float32: 16, torch.bfloat16: 11}

@@ -9,8 +9,8 @@ from torch import Tensor
 from overlaprl_ray.engines.hf import Generated
 from overlaprl_ray.errors import RunError
 
-# Nats: how far, on average, an engine's logprobs may be from the learner's for the same weights. Rounding gives up to
-# 1e-4 in float32 and some 0.03 in bfloat16; another temperature, or weights that did not arrive, gives far more.
+# Nats per token that an engine's logprobs may be from the learner's, on average. Rounding gives up to 1e-4 in float32
+# and some 0.03 in bfloat16; another temperature, or weights that did not arrive, far more.
 LIMITS = {"float32": 0.01, "bfloat16": 0.1}
 
 

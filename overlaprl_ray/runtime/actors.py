@@ -23,7 +23,7 @@ from overlaprl_ray.rollout import Rollout, Scores, Span, merge
 from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
 from overlaprl_ray.runs.ray_metrics import Watched, during
 from overlaprl_ray.runtime.resources import tensor_bytes
-from overlaprl_ray.runtime.weights import HostBuffers, Published, publish, received
+from overlaprl_ray.runtime.weights import Published, publish, received, to_host
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
 from overlaprl_ray.workers.learner import Learner
@@ -104,9 +104,8 @@ class LearnerActor(Watched):
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
         super().__init__(config)
         self.config = config
-        device, _ = _take_device(config.resources.threads, gpu)
-        self.learner: Learner = build_learner(config, task, device)
-        self.buffers = HostBuffers() if device == "cuda" else None
+        self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu)[0])
+        self.buffers: dict[torch.dtype, torch.Tensor] = {}  # for weights on their way from a GPU
         self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
         self.tokenizer = load_tokenizer(config.grpo.model_name)
         self.writer = CheckpointWriter(config, self.tokenizer)
@@ -119,7 +118,8 @@ class LearnerActor(Watched):
     @during("publish")
     def publish(self) -> Published:
         """The weights as they are now."""
-        return publish(self.learner.version, self.learner.weights(), self.buffers)
+        weights = self.learner.weights()
+        return publish(self.learner.version, weights if self.device() == "cpu" else to_host(weights, self.buffers))
 
     def train(self, scores: Scores | None, *shares: Rollout) -> Iterator[Published | StepResult]:
         """One training step: the weights after it and its numbers, as two objects. Every batch once, in order.

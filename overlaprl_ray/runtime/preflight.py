@@ -19,9 +19,10 @@ from overlaprl_ray.models.lora import check_lora
 from overlaprl_ray.models.tiny import cache_folder
 from overlaprl_ray.runs.loggers import check_loggers
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
-from overlaprl_ray.runtime.resources import Plan, check_memory, device_bytes, plan_resources
+from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.generator import encode
+from overlaprl_ray.workers.memory import device_bytes
 
 
 @dataclasses.dataclass(frozen=True)

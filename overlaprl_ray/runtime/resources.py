@@ -13,7 +13,6 @@ import os
 from collections.abc import Sequence
 
 import psutil
-import pynvml
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
@@ -106,22 +105,17 @@ def plan_resources(config: ExperimentConfig, gpus: float, device: float | None =
 
 def check_memory(plan: Plan, config: ExperimentConfig, weights: int) -> None:
     """Refuse a share that cannot even hold its model; `weights` are the policy's bytes. Raises `ConfigError`."""
-    if plan.device is None:
-        return
-    # float32: gradient and two moments beside the weight. bfloat16: its gradient, and in float32 master, sum of
-    # gradients and two moments.
+    # The learner's beside them: in float32 gradient and two moments; in bfloat16 its gradient, and in float32 master,
+    # sum of gradients and two moments. Another reference model's size is its own.
     learner = weights * (4 if config.model.dtype == "float32" else 10)
-    reference = 0 if config.model.reference else weights  # another model's size is its own
-    for role, needed in {"generator": weights, "reference": reference, "learner": learner}.items():
-        share = getattr(plan, f"{role}_gpu")
-        room = tensor_bytes(share, plan.device)
-        if share and needed > room:
-            states = "weights, gradients and optimizer states" if role == "learner" else "weights"
-            least = math.ceil((needed + CONTEXT) / plan.device * 100) / 100
-            remedy = f"raise it above {least:g}, or use" if least < 1 else "use"
+    needs = {"generator": weights, "reference": 0 if config.model.reference else weights, "learner": learner}
+    for role, needed in needs.items() if plan.device else ():
+        share, device = getattr(plan, f"{role}_gpu"), plan.device or 0.0
+        if share and needed > tensor_bytes(share, device):
             raise ConfigError(
-                f"resources.{role}_gpu = {share:g}: on a GPU with {plan.device / 1e9:.3g} GB that leaves "
-                f"{room / 1e9:.3g} beside a CUDA context, but the {role}'s {states} take {needed / 1e9:.3g}; {remedy} "
+                f"resources.{role}_gpu = {share:g}: of {device / 1e9:.3g} GB that leaves "
+                f"{tensor_bytes(share, device) / 1e9:.3g} beside a CUDA context, but the model takes "
+                f"{needed / 1e9:.3g} there, {(needed + CONTEXT) / device:.2f} of the GPU; raise it above that, or use "
                 "model.lora_r or a smaller model"
             )
 
@@ -129,16 +123,6 @@ def check_memory(plan: Plan, config: ExperimentConfig, weights: int) -> None:
 def tensor_bytes(share: float, device: float) -> int:
     """What a share of a GPU with so many bytes leaves for tensors, once the process has its CUDA context."""
     return max(0, int(share * device) - CONTEXT)
-
-
-def device_bytes() -> int | None:
-    """Memory of the smallest GPU here, None without one. The driver is asked: torch would make a context for it."""
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return min((pynvml.nvmlDeviceGetMemoryInfo(handle).total for handle in handles), default=None)
-    except pynvml.NVMLError:
-        return None
 
 
 def under_mps() -> bool:
