@@ -65,6 +65,17 @@ def test_under_mps_one_death_restarts_every_actor_and_counts_once(local_ray, tmp
     assert_same(outcome(tmp_path / "run"), oracle(config))
 
 
+def test_under_mps_another_actors_error_counts_as_a_death():
+    def steps():
+        raise RunError("CUDA error")
+
+    pipeline = SimpleNamespace(steps=steps, graph=SimpleNamespace(settle=lambda: None))
+    for dead, said in (["generator"], r"CUDA error .pipeline\.max_restarts = 0 is used up"), ([], "CUDA error$"):
+        actors = SimpleNamespace(config=config_of("run", pipeline={"max_restarts": 0}), dead=lambda dead=dead: dead)
+        with pytest.raises(RunError, match=said):
+            list(Recovery(pipeline, actors, print, mps=True).steps())
+
+
 def test_more_deaths_than_allowed_end_the_run_with_the_command_that_resumes_it(local_ray, tmp_path):
     config = config_of(tmp_path / "run", pipeline={"max_restarts": 1})
     with pytest.raises(RunError, match=r"max_restarts = 1 is used up.*--resume"):

@@ -38,9 +38,10 @@ class Recovery:
                     self.steps_done += 1
                     yield result
                 return
-            except RunError as error:  # also during a recovery, which can start over at any point
-                # under MPS an actor's death can first be seen as another one's CUDA error
-                if not isinstance(error, ActorDied) and not (self.mps and self.actors.dead()):
+            except ActorDied as error:  # also during a recovery, which can start over at any point
+                death = error
+            except RunError as error:  # under MPS a death can first be seen as another actor's CUDA error
+                if death or not (self.mps and self.actors.dead()):
                     raise
                 death = error
 
