@@ -21,6 +21,7 @@ WIDTH_IN, LANES_IN, CHARACTER_IN = 13.0, 11.0, 0.072  # inches: figure, lanes, o
 KINDS = {
     "generate": ("#0072B2", "white", "generate (7 ← w5: batch 7, with the weights after step 5)"),
     "load": ("#4D4D4D", "white", "load weights"),
+    "publish": ("#8C8C8C", "white", "publish weights"),
     "reference": ("#E69F00", "black", "score with the reference"),
     "train": ("#009E73", "white", "judge and train"),
     "discard": ("#B5E2D5", "black", "judged, then discarded"),
@@ -109,4 +110,4 @@ def _kind_and_labels(event: dict[str, Any]) -> tuple[str, list[str]]:
         return stage, [f"{batch} ← w{args['weights_step']}", batch]
     if stage == "train" and args["decision"] == "discard":
         return "discard", [f"{batch} discarded", f"{batch} ×", batch]
-    return stage, [] if stage == "load" else [batch]
+    return stage, [] if stage in ("load", "publish") else [batch]

@@ -15,7 +15,7 @@ from overlaprl_ray.workers.results import Evaluation, StepResult
 
 WARM_UP = 5  # steps left out of figures and speeds: the first ones allocate, compile kernels and fill the pipeline
 LANES = {"load": "generator", "generate": "generator", "evaluate": "generator", "reference": "reference",
-         "train": "learner"}  # fmt: skip
+         "train": "learner", "publish": "learner"}  # fmt: skip
 
 
 def overlap_fraction(spans: Sequence[Mapping[str, Span]], warm_up: int = WARM_UP) -> float | None:

@@ -17,7 +17,7 @@ from overlaprl_ray.config.grpo import TINY
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import CONTEXT, builtin_parameters, cache_folder
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
-from overlaprl_ray.runtime.resources import Plan, plan_resources
+from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources, resolve_engine
 from overlaprl_ray.tasks import Task
 
 # What a machine with a GPU has that torch can use: NVIDIA's (also under Windows' Linux) and AMD's.
@@ -39,10 +39,11 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     `task`: what `check_inputs` returned, where it was called before.
     """
     task = task or check_inputs(config, resuming)
-    return Preflight(task, resource_plan(config), check_models(config, task))
+    plan = resource_plan(config)
+    return Preflight(task, plan, check_models(config, task, plan))
 
 
-def check_models(config: ExperimentConfig, task: Task) -> int:
+def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
     """Check loggers, models, and prompts against models; returns the bytes of one set of published weights.
 
     For any but the built-in model this imports torch and transformers.
@@ -54,9 +55,11 @@ def check_models(config: ExperimentConfig, task: Task) -> int:
     names = {config.grpo.model_name, (config.grpo.beta and config.model.reference) or config.grpo.model_name}
     if TINY in names:
         check_writable("OVERLAPRL_CACHE", cache_folder())
-    if names == {TINY} and config.model.engine == "hf" and not config.model.lora_r:
+    if names == {TINY} and config.model.engine != "vllm" and not config.model.lora_r:
         check_lengths(config, task, len, CONTEXT)
-        return builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
+        published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
+        check_memory(plan, config, published)
+        return published
     from overlaprl_ray.models.architecture import check_cache, check_logits
     from overlaprl_ray.models.loading import check_model, context_window, eos_ids, load_tokenizer, published_bytes
     from overlaprl_ray.models.lora import check_lora
@@ -64,7 +67,7 @@ def check_models(config: ExperimentConfig, task: Task) -> int:
 
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
     check_logits(model_config, config.grpo.model_name, "grpo.model_name")
-    if config.model.engine == "hf":
+    if config.model.engine != "vllm":
         check_cache(model_config, config.grpo.model_name)
     if config.model.lora_r:
         check_lora(config.model, model_config)
@@ -82,12 +85,19 @@ def check_models(config: ExperimentConfig, task: Task) -> int:
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
     check_lengths(config, task, lambda prompt: len(encode(tokenizer, prompt, config.task.system_prompt)), window)
-    return published_bytes(config, model_config)
+    published = published_bytes(config, model_config)
+    check_memory(plan, config, published)
+    return published
 
 
 def resource_plan(config: ExperimentConfig) -> Plan:
     """Who gets which share of what this machine, or Ray's cluster, has."""
-    return plan_resources(config, available_gpus())
+    gpus = available_gpus()
+    if not gpus:
+        return plan_resources(config, gpus)
+    from overlaprl_ray.workers.memory import device_bytes
+
+    return plan_resources(config, gpus, device_bytes())
 
 
 def available_gpus() -> float:
@@ -148,10 +158,11 @@ def dry_run(
     config: ExperimentConfig, console: Console | None = None, resuming: bool = False, task: Task | None = None
 ) -> Preflight:
     """Check everything and print the resolved configuration and the resource plan; start and write nothing."""
+    config, engine = resolve_engine(config, available_gpus())
     ready = preflight(config, resuming, task)
     console = console or Console(soft_wrap=True)
     settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
     problems = f"task: {len(ready.task.train)} problems to train on, {len(ready.task.heldout)} held out"
-    for text in [settings, f"# {problems}", *(f"# {line}" for line in ready.plan.lines())]:
+    for text in [settings, f"# {problems}", *(f"# {line}" for line in [*ready.plan.lines(), engine])]:
         console.print(text, highlight=False, markup=False, emoji=False)
     return ready

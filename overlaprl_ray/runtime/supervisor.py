@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -69,15 +69,19 @@ class Actors:
         """Wait for those that are starting, within `resources.start_timeout_s`. Raises `RunError`: that ends a run."""
         if not self._starting:
             return
-        deadline = self._started + self.config.resources.start_timeout_s
-        for role, reply in self._starting.items():
-            what, left = f"{self.run}/{role} to load its model", deadline - time.monotonic()
-            try:
-                fetch(reply, what, left, "resources.start_timeout_s")
-            except ActorDied as error:  # nothing to recover yet: the next one would die of the same
-                raise RunError(str(error)) from error
+        try:
+            self._await(self._starting, self._started)
+        except ActorDied as error:  # nothing to recover yet: the next one would die of the same
+            raise RunError(str(error)) from error
         self._starting = {}
         self.say(f"actors ready after {time.monotonic() - self._started:.0f} s")
+
+    def _await(self, replies: Mapping[str, Any], started: float) -> None:
+        """Wait for each role's answer that it has loaded its model."""
+        deadline = started + self.config.resources.start_timeout_s
+        for role, reply in replies.items():
+            what, left = f"{self.run}/{role} to load its model", deadline - time.monotonic()
+            fetch(reply, what, left, "resources.start_timeout_s")
 
     def environment(self) -> dict[str, Any]:
         """Versions and hardware, as the learner sees them."""
@@ -92,21 +96,26 @@ class Actors:
             roles["reference"] = [ReferenceActor]
         return {**roles, "learner": [LearnerActor]}
 
-    def restart(self, role: str) -> None:
-        """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
-        ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
+    @property
+    def roles(self) -> list[str]:
+        """Every role, in the order of starting."""
+        return list(self._roles)
+
+    def restart(self, roles: Sequence[str]) -> None:
+        """New processes for these roles, once all old ones are gone. Raises `RunError` where one does not get ready."""
+        for role in roles:
+            ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
         gc.collect()  # and without any handle of it
         deadline = time.monotonic() + NAME_FREE_S
-        while role not in self._handles:
-            try:
-                self._handles[role] = self._launch(role)
-            except RunError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        ready = self._handles[role].__ray_ready__.remote()
-        timeout_s = self.config.resources.start_timeout_s
-        fetch(ready, f"{self.run}/{role} to load its model", timeout_s, "resources.start_timeout_s")
+        for role in roles:
+            while role not in self._handles:
+                try:
+                    self._handles[role] = self._launch(role)
+                except RunError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.2)
+        self._await({role: self._handles[role].__ray_ready__.remote() for role in roles}, time.monotonic())
 
     def dead(self) -> list[str]:
         """The roles whose process is gone; to be asked when all calls under way have ended one way or the other."""

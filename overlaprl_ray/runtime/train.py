@@ -26,9 +26,10 @@ from overlaprl_ray.runs.progress import Progress, closing_table
 from overlaprl_ray.runs.recorder import OnRow, Recorder, default_folder
 from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.pipeline import Pipeline
-from overlaprl_ray.runtime.preflight import check_models, check_store, resource_plan
+from overlaprl_ray.runtime.preflight import available_gpus, check_models, check_store, resource_plan
 from overlaprl_ray.runtime.recording import finished_summary, recorded
 from overlaprl_ray.runtime.recovery import Recovery
+from overlaprl_ray.runtime.resources import resolve_engine, under_mps
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped, stoppable
 from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.tasks import Task
@@ -57,12 +58,13 @@ def train(
     """
     folder = (Path(config.output.dir).expanduser() if config.output.dir else default_folder(config)).absolute()
     resuming = resume and (folder / "config.yaml").exists()
+    config, engine = resolve_engine(config, available_gpus())
     if resuming and (summary := finished_summary(folder, config)):
         return summary
     task = task or check_inputs(config, resuming)
     plan = resource_plan(config)
     config = config.with_setting("output.dir", str(folder))
-    checks = _in_background(check_models, config, task)
+    checks = _in_background(check_models, config, task, plan)
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         if checks.done():  # else the actors load their models meanwhile; a refusal ends them
@@ -83,11 +85,12 @@ def train(
                 provision(Path(context.address_info["session_dir"]))
                 if line := greeting(context):
                     progress.say(line)
-            progress.say(f"actors load or build the model: {'; '.join(plan.lines())}")
+            progress.say(f"actors load or build the model: {'; '.join([*plan.lines(), engine])}")
             record = Recorder(folder, config, plan.cores, actors.environment, progress, on_row, resume_from)
             with recorded(record) as summary, _stopping(actors):  # first: they would slow down all that is left to do
                 pipeline = Pipeline(config, actors, record, start)
-                recovery = Recovery(pipeline, actors, progress.say)
+                mps = plan.cores is None and under_mps()
+                recovery = Recovery(pipeline, actors, progress.say, mps)
                 for result in recovery.steps():
                     record.add_step(result, pipeline.graph.waiting())
                 record.restarts = recovery.restarts

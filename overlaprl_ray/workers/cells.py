@@ -1,4 +1,4 @@
-"""A batch's rows counted by length, reward, difficulty and decision: the raw material of runs/discard_report.py."""
+"""A batch's rows counted by length, reward, difficulty and decision: the raw material of runs/summary.py."""
 
 from collections import Counter
 

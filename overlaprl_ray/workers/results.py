@@ -19,7 +19,7 @@ class StepResult:
 
     step: int
     metrics: dict[str, Any]
-    spans: dict[str, Span]  # load, generate, reference, train
+    spans: dict[str, Span]  # load, generate, reference, train, publish
     memory_gb: dict[str, float]
     samples: list[dict[str, Any]]  # for completions.jsonl
     weights_step: int
