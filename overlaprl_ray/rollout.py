@@ -7,7 +7,8 @@ All tensors are on the CPU. Rows of a group are adjacent.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -32,8 +33,8 @@ class Rollout:
     completion_ids: Tensor  # (B, T) int64
     completion_mask: Tensor  # (B, T) bool, True up to and including the first EOS
     logprobs: Tensor  # (B, T) float32
-    rewards: Tensor  # (B,) float32, weighted sum of the parts
-    reward_parts: dict[str, Tensor]  # (B,) float32 each
+    rewards: Tensor  # (B,) float32, weighted sum of the parts; NaN where no reward function judged
+    reward_parts: dict[str, Tensor]  # (B,) float32 each, NaN where the function abstained
     advantages: Tensor  # (B,) float32
     groups: Tensor  # (B,) int64, position of the prompt in the batch
     finished: Tensor  # (B,) bool, ended by an EOS
@@ -45,6 +46,8 @@ class Rollout:
     load: Span  # taking over the weights, before generating
     memory_gb: float
     fault: str | None = None  # why it cannot be trained on: its rewards failed
+    logged: dict[str, float] = dataclasses.field(default_factory=dict)  # numbers that reward functions log
+    extra: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # and their columns, B values each
 
     @property
     def tokens(self) -> int:
@@ -117,6 +120,10 @@ def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
     )
 
 
+def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(name for group in groups for name in group))
+
+
 def merge(shards: Sequence[Rollout]) -> Rollout:
     """One batch out of its generators' shares, in row order. Padding is widened to the longest share."""
     if len(shards) == 1:
@@ -154,4 +161,9 @@ def merge(shards: Sequence[Rollout]) -> Rollout:
         load=(min(s.load[0] for s in shards), max(s.load[1] for s in shards)),
         memory_gb=sum(s.memory_gb for s in shards),
         fault=next((s.fault for s in shards if s.fault), None),
+        logged={n: fmean(s.logged[n] for s in shards if n in s.logged) for n in _names(s.logged for s in shards)},
+        extra={
+            n: [value for s in shards for value in s.extra.get(n, [None] * len(s.rewards))]
+            for n in _names(s.extra for s in shards)
+        },
     )

@@ -268,7 +268,7 @@ GOOD = {"question": "q", "answer": "1"}
     [
         ("", {}, ["task.path", "data.jsonl has no rows", "at least one problem"]),
         ('{"question": "q", "answer": 1}\n\n{"question"\n', {}, ["task.path", "data.jsonl", "line 3 is not JSON"]),
-        ('[1, 2]\n', {}, ["task.path", "line 1", "[1, 2]", "object"]),
+        ('[1, 2]\n', {}, ["task.path", "item 1", "holds 1", "object"]),
         (b'\xff\xfe{}', {}, ["task.path", "data.jsonl cannot be read", "another .jsonl"]),
         ([GOOD, {"q": "q", "answer": 1}], {}, ["task.question_column", "'question'", "line 2", "q, answer"]),
         ([{"question": "q", "a": 1}], {}, ["task.answer_column", "'answer'", "line 1", "question, a"]),
@@ -302,8 +302,8 @@ def test_bad_records(tmp_path: Path, content: Any, settings: dict[str, Any], sai
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.json", '{"data": []}', "it holds a dict, not a list of objects"),
-        ("a.json", "[", "cannot be read (Expecting value"),
+        ("a.json", '{"data": []}', "no column 'question'"),
+        ("a.json", "[", "cannot be read (line 1 is not JSON: Expecting value"),
         ("a.json", "[1]", "item 1 holds 1"),
         ("a.parquet", "question", "cannot be read"),
         ("a.csv", "question,answer\n", "no rows"),

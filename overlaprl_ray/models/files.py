@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 
 from overlaprl_ray.config import TINY
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.tasks.hub import holds, prefer_cache_when_unreachable
+from overlaprl_ray.tasks.hub import holds
 
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # in one file, or in several
 
@@ -67,7 +67,6 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_hub(name: str) -> None:
-    prefer_cache_when_unreachable()
     if not holds(name, "config.json"):
         raise ValueError("no such folder, and the hub or its local cache has no such model")
     if not any(holds(name, file) for file in WEIGHTS):

@@ -130,7 +130,7 @@ class Recorder:
             "staleness_floor": self.floor,
             "faults": self.faults,
             "restarts": self.restarts,
-            "notices": notices(self.config, self.floor, result["decisions"]),
+            "notices": notices(self.config, self.floor, result["decisions"], self.rows),
             "thrown_away": discard_report(self.decisions),
             "overlap_fraction": timeline.overlap_fraction,
         }

@@ -21,7 +21,7 @@ from overlaprl_ray.runs.loggers import check_loggers
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
 from overlaprl_ray.runtime.resources import Plan, plan_resources
 from overlaprl_ray.tasks import Task
-from overlaprl_ray.workers.generator import encode
+from overlaprl_ray.workers.generator import check_prompts, encode
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +62,7 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
                 f"({vocabularies[0]} tokens against {vocabularies[1]}); give a model of the same family"
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
+    task = check_prompts(config, task, tokenizer)
     check_lengths(config, task, tokenizer, window)
     return Preflight(task, plan, published_bytes(config, model_config))
 
@@ -95,7 +96,7 @@ def check_lengths(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTok
     room = math.inf if window is None else window - grpo.max_new_tokens
     least = 0 if window is None else 1
     for problem in (*task.train, *task.heldout):
-        tokens = len(encode(tokenizer, problem.prompt, config.task.system_prompt))
+        tokens = len(encode(tokenizer, problem.asked, config.task.system_prompt))
         longest = max(longest, tokens)
         if not least <= tokens <= room:
             fault = "is empty" if tokens == 0 else f"has {tokens} tokens"

@@ -19,7 +19,7 @@ from overlaprl_ray.config.identity import check_run, differences
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.files import writing
 from overlaprl_ray.runs.loggers import RunLoggers
-from overlaprl_ray.runs.notices import floor_notice
+from overlaprl_ray.runs.notices import floor_notice, signal_notice
 from overlaprl_ray.runs.progress import Progress
 from overlaprl_ray.runs.recorder import Recorder
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped
@@ -48,6 +48,8 @@ class Recording:
         with writing(self.folder):
             self.loggers.step(row, result.cells, waiting)
         if result.step == 1 and result.floor is not None and (warning := floor_notice(self.config, result.floor)):
+            self.progress.say(warning)
+        if warning := signal_notice(self.recorder.rows):
             self.progress.say(warning)
         if result.fault:
             self.progress.say(f"step {result.step} skipped: {result.fault}")

@@ -64,7 +64,8 @@ def train(
         if resuming:
             clear_scratch(folder)
             progress.say(f"resuming after step {resume_from}")
-        progress.say(f"run: {folder}")
+        for notice in (f"run: {folder}", *ready.task.notices):
+            progress.say(notice)
         if config.grpo.model_name == TINY:
             progress.say(describe_start(config.model.tiny, ready.task.train))
         if context is not None and (line := greeting(context)):
@@ -136,6 +137,6 @@ def dry_run(
     console = console or Console(soft_wrap=True)
     settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
     problems = f"task: {len(ready.task.train)} problems to train on, {len(ready.task.heldout)} held out"
-    for text in [settings, f"# {problems}", *(f"# {line}" for line in ready.plan.lines())]:
+    for text in [settings, *(f"# {line}" for line in (problems, *ready.task.notices, *ready.plan.lines()))]:
         console.print(text, highlight=False, markup=False, emoji=False)
     return ready

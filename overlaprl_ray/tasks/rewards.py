@@ -1,9 +1,10 @@
 r"""Reward functions with TRL's signature, and the one place that calls them.
 
-A reward function is `(prompts, completions, answer, **columns) -> list[float]`: one number per completion. Completions
-are strings or TRL's chat lists (`[{"role": "assistant", "content": ...}]`); `answer` and every other column of the data
-come as lists of the same length. Your own function is named as "package.module:function"; it gets plain
-strings, and must return a list with a finite number for every completion.
+A reward function is `(prompts, completions, answer, **columns) -> list[float | None]`: a number per completion, or None
+where it does not apply. Prompts and completions are strings, or turns (`[{"role": "assistant", "content": ...}]`) where
+the data's prompts are turns. `answer` and every other column of the data come as lists of the same length, as does
+`completion_ids`; `trainer_state`, `log_extra` and `log_metric` are TRL's. A function gets those that it has a parameter
+for, copies that it may change. Your own is named as "package.module:function".
 
 Example::
 
@@ -11,11 +12,15 @@ Example::
     total, parts = score(load_rewards(["math", "boxed_format"]), [1.0, 0.1], prompts, completions, {"answer": answers})
 """
 
+import asyncio
+import copy
 import difflib
 import importlib
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from math import isfinite
+from math import isfinite, isnan, nan
 from numbers import Real
+from statistics import fmean
 from typing import Any
 
 from overlaprl_ray.errors import BadBatch, ConfigError
@@ -25,7 +30,7 @@ from overlaprl_ray.tasks.gym_scores import Item, marks, read_number, read_text
 MAX_REWARD = 1e30  # beyond float32, which rewards travel in, lies infinity
 
 Completion = str | Sequence[Mapping[str, Any]]
-RewardFunction = Callable[..., list[float]]
+RewardFunction = Callable[..., Any]
 
 
 class RewardError(BadBatch):
@@ -169,14 +174,23 @@ def _short(value: Any, limit: int = 200) -> str:
     return repr(text if len(text) <= limit else f"{text[: limit // 2]} ... {text[-limit // 2 :]}")
 
 
+def parameters_of(function: RewardFunction) -> list[inspect.Parameter]:
+    """What a function is called with; of a compiled one, which may not say, anything."""
+    try:
+        return list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
+
+
 def _call(
     name: str,
     function: RewardFunction,
     prompts: Sequence[Any],
     completions: Sequence[Completion],
     columns: Mapping[str, Sequence[Any]],
+    tools: Mapping[str, Any],
 ) -> list[float]:
-    """One reward of every completion, checked."""
+    """One reward of every completion, checked; NaN where it abstains."""
 
     def refusal(what: str, row: int) -> RewardError:
         return RewardError(
@@ -184,22 +198,31 @@ def _call(
         )
 
     try:
-        values = function(prompts=prompts, completions=completions, **columns)
+        offered = {"prompts": prompts, "completions": completions, **columns, **tools}
+        parameters = parameters_of(function)
+        takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
+        names = offered if takes_all else [p.name for p in parameters if p.name in offered]
+        # a function may change what it is given, each row by itself, though rows of a group hold the same objects
+        own = {n: offered[n] if n in tools else [copy.deepcopy(value) for value in offered[n]] for n in names}
+        values = function(**own)
+        if inspect.iscoroutine(values):
+            values = asyncio.run(values)
     except Exception as error:  # the function is the user's: it can raise anything
         what = f"raised {type(error).__name__}: {error}"
         if len(completions) > 1:  # name the row to blame: the first that fails by itself
             for row in range(len(completions)):
                 alone = {column: values[row : row + 1] for column, values in columns.items()}
-                _call(name, function, prompts[row : row + 1], completions[row : row + 1], alone)
+                _call(name, function, prompts[row : row + 1], completions[row : row + 1], alone, tools)
             what += ", though for no completion alone; the batch begins with"
         raise refusal(what, 0) from error
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != len(completions):
         got = f"{len(values)} values" if isinstance(values, Sequence) else f"a {type(values).__name__}"
         raise refusal(f"returned {got} for {len(completions)} completions, not a list of as many numbers; first", 0)
     for row, value in enumerate(values):
-        if not isinstance(value, Real) or not isfinite(value) or abs(value) > MAX_REWARD:
-            raise refusal(f"returned {value!r:.60}, not a finite number within ±{MAX_REWARD:g}", row)
-    return [float(value) for value in values]
+        is_number = isinstance(value, Real) and isfinite(value) and abs(float(value)) <= MAX_REWARD
+        if value is not None and not is_number:
+            raise refusal(f"returned {value!r:.60}, not a finite number within ±{MAX_REWARD:g} or None", row)
+    return [nan if value is None else float(value) for value in values]
 
 
 def score(
@@ -208,12 +231,45 @@ def score(
     prompts: Sequence[Any],
     completions: Sequence[Completion],
     columns: Mapping[str, Sequence[Any]],
+    tools: Mapping[str, Any] | None = None,
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Rewards of B completions: their weighted sum (B,), and by name the unweighted parts (B,) it is made of.
 
-    `columns` holds `answer` and the other columns of the data, B values each; `weights` one per function (None: 1).
-    RewardError if a function raises, or returns anything but B finite numbers.
+    `columns` holds `answer` and the other columns of the data, B values each; `weights` one per function (None: 1);
+    `tools` what functions get as it is. A part is NaN where its function returned None, and left out of the sum; the
+    sum is NaN where all did. RewardError if a function raises, or returns anything but B numbers or None.
     """
-    parts = {name: _call(name, function, prompts, completions, columns) for name, function in functions.items()}
+    parts = {n: _call(n, function, prompts, completions, columns, tools or {}) for n, function in functions.items()}
     weighted = list(zip(weights or [1.0] * len(parts), parts.values(), strict=True))
-    return [sum(weight * part[row] for weight, part in weighted) for row in range(len(completions))], parts
+    rows = range(len(completions))
+    judged = [[weight * part[row] for weight, part in weighted if not isnan(part[row])] for row in rows]
+    return [sum(values) if values else nan for values in judged], parts
+
+
+class RewardLog:
+    """What reward functions log: columns of completions.jsonl (`log_extra`) and numbers of a step (`log_metric`)."""
+
+    def __init__(self) -> None:
+        self.columns: dict[str, list[Any]] = {}
+        self.numbers: dict[str, list[float]] = {}
+
+    def add_column(self, column: str, values: Sequence[Any]) -> None:
+        """A value per completion. What JSON cannot hold is kept as text."""
+        self.columns.setdefault(column, []).extend(
+            value
+            if isinstance(value, str | int | None) or (isinstance(value, float) and isfinite(value))
+            else str(value)
+            for value in values
+        )
+
+    def add_number(self, name: str, value: float) -> None:
+        """A number of this batch; several of one name are averaged."""
+        self.numbers.setdefault(name, []).append(float(value))
+
+    def rows(self, count: int) -> dict[str, list[Any]]:
+        """The columns with a value for each of `count` completions."""
+        return {name: [*values, *[None] * count][:count] for name, values in self.columns.items()}
+
+    def means(self) -> dict[str, float]:
+        """The numbers by name."""
+        return {name: fmean(values) for name, values in self.numbers.items()}

@@ -4,6 +4,7 @@ rollout_metrics(rollout, group_size=8)["frac_reward_zero_std"]
 """
 
 import dataclasses
+import math
 from typing import Any
 
 import torch
@@ -46,19 +47,36 @@ class Evaluation:
 
 
 def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
-    """Rewards and lengths of a batch; `reward_std` is the mean of the groups' standard deviations."""
+    """Rewards and lengths of a batch; `reward_std` is the mean of the groups' standard deviations.
+
+    Rows that were not judged (NaN) are left out; a number of which nothing is left is None.
+    """
     groups = rollout.rewards.double().reshape(-1, group_size)
     lengths = rollout.completion_mask.sum(1).double()
     return {
         "tokens": rollout.tokens,
         "samples": len(rollout.rewards),
-        "reward": float(rollout.rewards.double().mean()),
-        "reward_std": float(groups.std(dim=1).mean()),
+        "reward": _mean_judged(rollout.rewards),
+        "reward_std": _mean_judged(_spread(groups)),
         "frac_reward_zero_std": float((rollout.advantages.reshape(-1, group_size) == 0).all(1).double().mean()),
         "completions/mean_length": float(lengths.mean()),
         "completions/clipped_ratio": float(1 - rollout.finished.double().mean()),
-        **{f"rewards/{name}/mean": float(part.double().mean()) for name, part in rollout.reward_parts.items()},
+        **{f"rewards/{name}/mean": _mean_judged(part) for name, part in rollout.reward_parts.items()},
+        **{f"logged/{name}": value if math.isfinite(value) else None for name, value in rollout.logged.items()},
     }
+
+
+def _spread(groups: Tensor) -> Tensor:
+    """The standard deviation of each group's judged rows; NaN where there are fewer than two."""
+    if not groups.isnan().any():
+        return groups.std(dim=1)
+    judged = [group[~group.isnan()] for group in groups]
+    return torch.tensor([float(group.std()) if len(group) > 1 else math.nan for group in judged])
+
+
+def _mean_judged(values: Tensor) -> float | None:
+    judged = values.double()[~values.isnan()]
+    return float(judged.mean()) if len(judged) else None
 
 
 @dataclasses.dataclass
@@ -156,9 +174,10 @@ def _sample(rollout: Rollout, row: int) -> dict[str, Any]:
         "completion": rollout.completions[row],
         "answer": rollout.answers[row],
         "extracted": rollout.extracted[row],
-        "reward": float(rollout.rewards[row]),
-        "rewards": {name: float(part[row]) for name, part in rollout.reward_parts.items()},
+        "reward": _mean_judged(rollout.rewards[row : row + 1]),
+        "rewards": {name: _mean_judged(part[row : row + 1]) for name, part in rollout.reward_parts.items()},
         "advantage": float(rollout.advantages[row]),
         "tokens": int(rollout.completion_mask[row].sum()),
         "version": rollout.version,
+        **({"extra": {name: values[row] for name, values in rollout.extra.items()}} if rollout.extra else {}),
     }
