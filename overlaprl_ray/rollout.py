@@ -7,14 +7,24 @@ All tensors are on the CPU. Rows of a group are adjacent.
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 Span = tuple[float, float]  # start and end, seconds since the epoch
+
+
+@dataclasses.dataclass(frozen=True)
+class Unused:
+    """What was generated for a batch and not picked from it."""
+
+    rows: int
+    tokens: int
+    judged: int  # rows
+    reward: float  # sum over them
+    silent_groups: int  # groups without signal
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,12 +56,13 @@ class Rollout:
     load: Span  # taking over the weights, before generating
     memory_gb: float
     fault: str | None = None  # why it cannot be trained on: its rewards failed
-    logged: dict[str, float] = dataclasses.field(default_factory=dict)  # numbers that reward functions log
-    extra: dict[str, list[Any]] = dataclasses.field(default_factory=dict)  # and their columns, B values each
+    unused: Unused | None = None  # where more was generated than is trained on
+    # what reward functions logged by name, B values each
+    logged: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
-        """Generated tokens."""
+        """Tokens to train on."""
         return int(self.completion_mask.sum())
 
 
@@ -117,15 +128,36 @@ def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
         completions=pick(rollout.completions),
         answers=pick(rollout.answers),
         extracted=pick(rollout.extracted),
+        logged={name: pick(values) for name, values in rollout.logged.items()},
     )
 
 
-def _names(groups: Iterable[Mapping[str, Any]]) -> list[str]:
-    return list(dict.fromkeys(name for group in groups for name in group))
+def batch_of(shards: Sequence[Rollout], groups: int) -> Rollout:
+    """One batch out of its generators' shares: the first `groups` groups with signal, filled up with those without.
+
+    Dynamic sampling as in DAPO (arXiv 2503.14476), with a fixed number of prompts: what is picked is a function of the
+    batch alone. The picked groups keep their order.
+    """
+    whole = merge(shards)
+    names, group = whole.groups.unique(return_inverse=True)
+    if len(names) <= groups:
+        return whole
+    silent = torch.ones(len(names), dtype=torch.bool)
+    silent[group[whole.advantages != 0]] = False
+    picked = silent.int().argsort(stable=True)[:groups]
+    used = torch.isin(group, picked)
+    unused = Unused(
+        rows=int((~used).sum()),
+        tokens=int(whole.completion_mask[~used].sum()),
+        judged=int((~whole.rewards[~used].isnan()).sum()),
+        reward=float(whole.rewards[~used].double().nan_to_num().sum()),
+        silent_groups=int(silent.sum() - silent[picked].sum()),
+    )
+    return dataclasses.replace(rows_of(whole, used.nonzero().flatten()), unused=unused)
 
 
 def merge(shards: Sequence[Rollout]) -> Rollout:
-    """One batch out of its generators' shares, in row order. Padding is widened to the longest share."""
+    """Shares of one batch as one, in row order. Padding is widened to the longest share."""
     if len(shards) == 1:
         return shards[0]
     stamps = {(s.batch, s.version, s.weights_step) for s in shards}
@@ -161,9 +193,8 @@ def merge(shards: Sequence[Rollout]) -> Rollout:
         load=(min(s.load[0] for s in shards), max(s.load[1] for s in shards)),
         memory_gb=sum(s.memory_gb for s in shards),
         fault=next((s.fault for s in shards if s.fault), None),
-        logged={n: fmean(s.logged[n] for s in shards if n in s.logged) for n in _names(s.logged for s in shards)},
-        extra={
-            n: [value for s in shards for value in s.extra.get(n, [None] * len(s.rewards))]
-            for n in _names(s.extra for s in shards)
+        logged={
+            name: [value for s in shards for value in s.logged.get(name, [None] * len(s.rewards))]
+            for name in dict.fromkeys(name for s in shards for name in s.logged)
         },
     )

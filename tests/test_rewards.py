@@ -449,13 +449,12 @@ async def judge(completions: list[str], **_: object) -> list[float]:
     ],
 )  # fmt: skip
 def test_functions_get_what_they_have_parameters_for(function: rewards.RewardFunction, expected: list[float]) -> None:
-    log = rewards.RewardLog()
+    logged: dict[str, list[object]] = {}
     columns = {"answer": ["1", "2"], "completion_ids": [[7], [6]], "unused": [0, 0]}
     state = SimpleNamespace(global_step=6)
-    tools = {"trainer_state": state, "log_extra": log.add_column, "log_metric": log.add_number}
+    tools = {"trainer_state": state, "log_extra": logged.__setitem__, "log_metric": logged.__setitem__}
     assert score({"own": function}, None, ["p", "q"], ["a", "bc"], columns, tools)[0] == expected
-    assert log.means() in ({}, {"n": 5.0})
-    assert log.rows(3) in ({}, {"unit": ["cm", "cm", None]})
+    assert logged in ({}, {"n": 5}, {"unit": ["cm", "cm"]})
 
 
 def test_sums_leave_out_rewards_that_abstain_as_trl_does() -> None:

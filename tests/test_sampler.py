@@ -7,17 +7,19 @@ import subprocess
 import sys
 import textwrap
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
 from conftest import small
+from tokenizers.processors import TemplateProcessing
 
-from overlaprl_ray.errors import RunError
+from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.tiny import tiny_tokenizer
 from overlaprl_ray.rollout import merge, rows_of
-from overlaprl_ray.tasks import build_task
+from overlaprl_ray.tasks import Problem, build_task
 from overlaprl_ray.workers.build import build_sampler
-from overlaprl_ray.workers.generator import encode
+from overlaprl_ray.workers.generator import check_prompts, encode
 from overlaprl_ray.workers.metrics import rollout_metrics, samples_of
 from overlaprl_ray.workers.watchdog import take_timeout, time_limit
 
@@ -133,7 +135,7 @@ def test_rewards_of_trl_run_unchanged_on_conversations(tmp_path, monkeypatch):
         assert think.tolist() == [1.0, 0.0, 1.0, 0.0]
         assert repr(accuracy.tolist()) == repr(right)
         assert rollout.rewards.tolist() == [1 + right[0], right[1], 1.0, 0.0] if solution else think.tolist()
-        assert rollout.extra["answer_parsed"][3] == ("[unparseable]" if solution else "[skipped]")
+        assert rollout.logged["answer_parsed"][3] == ("[unparseable]" if solution else "[skipped]")
 
 
 def fussy(prompts, completions, answer, completion_ids, trainer_state, log_extra, log_metric):
@@ -158,17 +160,56 @@ def test_rows_that_nobody_judged_are_no_part_of_their_group(tmp_path):
     assert metrics["reward_std"] == pytest.approx(math.sqrt(0.5))
     rows = samples_of(rollout, 1, 4)
     assert [row["reward"] for row in rows] == [0.0, 1.0, None, None]
-    assert [row["extra"]["ids"] for row in rows] == [
-        str(rollout.completion_ids[r][rollout.completion_mask[r]].tolist()) for r in range(4)
-    ]
-    halves = [
-        rows_of(rollout, slice(0, 2)),
-        dataclasses.replace(rows_of(rollout, slice(2, 4)), extra={}, logged={"step": 4.0}),
-    ]
-    assert merge([dataclasses.replace(halves[0], extra={"ids": ["a", "b"]}), halves[1]]).extra == {
-        "ids": ["a", "b", None, None]
-    }
-    assert merge(halves[:1] + halves[1:]).logged == {"step": 3.0}
+    tokens = [ids[mask].tolist() for ids, mask in zip(rollout.completion_ids, rollout.completion_mask, strict=True)]
+    assert [row["logged"] for row in rows] == [{"ids": str(row), "step": 2.0} for row in tokens]
+    one, other = rows_of(rollout, slice(0, 2)), dataclasses.replace(rows_of(rollout, slice(2, 4)), logged={})
+    assert merge([one, other]).logged == {"ids": [*map(str, tokens[:2]), None, None], "step": [2.0, 2.0, None, None]}
+
+
+def ends_texts(tokenizer):
+    """The tokenizer with an EOS after each text, as `add_eos_token` has it."""
+    eos = (tokenizer.eos_token, tokenizer.eos_token_id)
+    tokenizer._tokenizer.post_processor = TemplateProcessing(single=f"$A {eos[0]}", special_tokens=[eos])
+    return tokenizer
+
+
+def test_an_eos_that_the_tokenizer_adds_is_no_part_of_a_prompt():
+    plain, tokenizer = tiny_tokenizer(), ends_texts(tiny_tokenizer())
+    for text in ("1+2=", "12+34="):
+        assert tokenizer(text)["input_ids"] == [*plain(text)["input_ids"], plain.eos_token_id]
+        assert encode(tokenizer, text, None) == plain(text)["input_ids"]
+    config = small()
+    task = build_task(config.task)
+    (notice,) = check_prompts(config, task, tokenizer).notices
+    assert "add_eos_token" in notice
+    assert check_prompts(config, task, plain) is task
+
+
+def test_what_a_model_would_not_see_of_a_prompt_is_refused():
+    config, tokenizer = small(task={"system_prompt": "Be brief."}), tiny_tokenizer()
+    task = build_task(config.task)
+    for template in (None, "{% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}"):
+        tokenizer.chat_template = template
+        with pytest.raises(ConfigError, match=r"task\.system_prompt = 'Be brief\.': 'tiny' would not see it"):
+            check_prompts(config, task, tokenizer)
+    tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    assert check_prompts(config, task, tokenizer) is task
+    talk = dataclasses.replace(task, train=[Problem("1+1?", "2", {}, tuple(TURNS), "row 1")])
+    assert check_prompts(small(), talk, tokenizer) is talk
+    tokenizer.chat_template = None
+    with pytest.raises(ConfigError, match="no chat template for row 1, which has 2 turns"):
+        check_prompts(small(), talk, tokenizer)
+
+
+@pytest.mark.parametrize(("skip", "expected"), [(True, ["12", "12", ""]), (False, ["12", "1<unk>2", "<unk>"])])
+def test_special_tokens_are_read_where_that_is_set(skip, expected):
+    sampler = sampler_of(small(task={"skip_special_tokens": skip}))
+    tokenizer = sampler.tokenizer
+    one, two = tokenizer("12")["input_ids"]
+    special, eos = tokenizer.unk_token_id, tokenizer.eos_token_id
+    rows = [[one, two, eos], [one, special, two, eos], [special]]
+    out = SimpleNamespace(finished=torch.tensor([True, True, False]))
+    assert sampler._decode(rows, out) == expected
 
 
 def test_accuracy_is_the_share_of_full_marks_of_the_first_reward():

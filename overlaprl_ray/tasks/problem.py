@@ -1,5 +1,6 @@
 """A problem, a task, and how a row of data becomes a prompt. See `overlaprl_ray.tasks`."""
 
+import difflib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -36,6 +37,12 @@ def check_text(text: str, where: str) -> str:
     except UnicodeEncodeError as error:
         raise ConfigError(f"task.path: {where} holds text that is no Unicode ({error.reason}); correct it") from None
     return text
+
+
+def did_you_mean(name: str, names: list[str]) -> str:
+    """The end of a message about an unknown name: the nearest of `names`, or all of them."""
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"
 
 
 @dataclass(frozen=True)

@@ -14,22 +14,22 @@ Example::
 
 import asyncio
 import copy
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from math import isfinite, isnan, nan
 from numbers import Real
-from statistics import fmean
 from typing import Any
 
 from overlaprl_ray.errors import BadBatch, ConfigError
 from overlaprl_ray.tasks.answers import extract_gsm8k_answer, extract_math_answer, last_box, same_answer
 from overlaprl_ray.tasks.gym_scores import Item, marks, read_number, read_text
+from overlaprl_ray.tasks.problem import did_you_mean
 
 MAX_REWARD = 1e30  # beyond float32, which rewards travel in, lies infinity
 
 Completion = str | Sequence[Mapping[str, Any]]
+Rows = Sequence[Any]  # one value per completion
 RewardFunction = Callable[..., Any]
 
 
@@ -48,9 +48,7 @@ def text_of(completion: Completion) -> str:
 # The built-in rewards: 1.0 or 0.0, never an exception, in a time bounded by `answers.MAX_TEXT`
 
 
-def exact_match(
-    prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[str], **columns: Any
-) -> list[float]:
+def exact_match(prompts: Rows, completions: Rows, answer: Rows, **columns: Any) -> list[float]:
     """1.0 where the whole completion is the answer, surrounding whitespace aside: neither "92." nor "It is 92" is 92.
 
     For models that wrap a number in words, use `gsm8k`: it takes the last number of the completion.
@@ -58,9 +56,7 @@ def exact_match(
     return [float(text_of(c).strip() == str(a).strip()) for c, a in zip(completions, answer, strict=True)]
 
 
-def gsm8k(
-    prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[str], **columns: Any
-) -> list[float]:
+def gsm8k(prompts: Rows, completions: Rows, answer: Rows, **columns: Any) -> list[float]:
     """1.0 where the final numbers are exactly equal (see `extract_gsm8k_answer`).
 
     `answer` is a number or a whole solution.
@@ -69,9 +65,7 @@ def gsm8k(
     return [float(f is not None and f == extract_gsm8k_answer(str(a))) for f, a in zip(found, answer, strict=True)]
 
 
-def math(
-    prompts: Sequence[Any], completions: Sequence[Completion], answer: Sequence[str], **columns: Any
-) -> list[float]:
+def math(prompts: Rows, completions: Rows, answer: Rows, **columns: Any) -> list[float]:
     r"""1.0 where the final expressions mean the same (see `same_answer`); `answer`: an expression or a whole solution.
 
     Of a completion the last `\boxed{...}` counts, else the number after `####`, else the last number: ask for a box.
@@ -84,29 +78,17 @@ def math(
     return [float(right(c, str(a))) for c, a in zip(completions, answer, strict=True)]
 
 
-def boxed_format(prompts: Sequence[Any], completions: Sequence[Completion], **columns: Any) -> list[float]:
+def boxed_format(prompts: Rows, completions: Rows, **columns: Any) -> list[float]:
     r"""1.0 where the completion has a closed `\boxed{...}` with content, right or wrong."""
     return [float(last_box(text_of(c)) is not None) for c in completions]
 
 
-def gym(
-    prompts: Sequence[Any],
-    completions: Sequence[Completion],
-    answer: Sequence[str],
-    gym: Sequence[Item],
-    **columns: Any,
-) -> list[float]:
+def gym(prompts: Rows, completions: Rows, answer: Rows, gym: Sequence[Item], **columns: Any) -> list[float]:
     """The marks, 0 to 1, that reasoning-gym's scorer gives the tagged answer or the whole completion."""
     return [marks(read_text(text_of(c)), item) for c, item in zip(completions, gym, strict=True)]
 
 
-def gym_number(
-    prompts: Sequence[Any],
-    completions: Sequence[Completion],
-    answer: Sequence[str],
-    gym: Sequence[Item],
-    **columns: Any,
-) -> list[float]:
+def gym_number(prompts: Rows, completions: Rows, answer: Rows, gym: Sequence[Item], **columns: Any) -> list[float]:
     """The marks, 0 to 1, that reasoning-gym's scorer gives the tagged answer or the completion's last number."""
     return [marks(read_number(text_of(c)), item) for c, item in zip(completions, gym, strict=True)]
 
@@ -143,14 +125,9 @@ def _imported(name: str) -> RewardFunction:
         ) from error
     function: RewardFunction | None = getattr(module, attribute, None)
     if not callable(function):
-        near = _nearest(attribute, [n for n in vars(module) if callable(getattr(module, n))])
+        near = did_you_mean(attribute, [n for n in vars(module) if callable(getattr(module, n))])
         raise ConfigError(f"task.rewards: {name!r}: {module_name} has no function {attribute!r}{near}")
     return function
-
-
-def _nearest(name: str, names: Sequence[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def load_rewards(names: Sequence[str]) -> dict[str, RewardFunction]:
@@ -162,7 +139,7 @@ def load_rewards(names: Sequence[str]) -> dict[str, RewardFunction]:
         known = BUILT_IN | GYM
         if ":" not in name and name not in known:
             raise ConfigError(
-                f"task.rewards: {name!r} is not one of {', '.join(known)}{_nearest(name, list(known))}"
+                f"task.rewards: {name!r} is no built-in reward{did_you_mean(name, list(known))}"
                 '; write "package.module:function" for a function of your own'
             )
         functions[name] = known[name] if name in known else _imported(name)
@@ -185,9 +162,9 @@ def parameters_of(function: RewardFunction) -> list[inspect.Parameter]:
 def _call(
     name: str,
     function: RewardFunction,
-    prompts: Sequence[Any],
-    completions: Sequence[Completion],
-    columns: Mapping[str, Sequence[Any]],
+    prompts: Rows,
+    completions: Rows,
+    columns: Mapping[str, Rows],
     tools: Mapping[str, Any],
 ) -> list[float]:
     """One reward of every completion, checked; NaN where it abstains."""
@@ -228,9 +205,9 @@ def _call(
 def score(
     functions: Mapping[str, RewardFunction],
     weights: Sequence[float] | None,
-    prompts: Sequence[Any],
-    completions: Sequence[Completion],
-    columns: Mapping[str, Sequence[Any]],
+    prompts: Rows,
+    completions: Rows,
+    columns: Mapping[str, Rows],
     tools: Mapping[str, Any] | None = None,
 ) -> tuple[list[float], dict[str, list[float]]]:
     """Rewards of B completions: their weighted sum (B,), and by name the unweighted parts (B,) it is made of.
@@ -244,32 +221,3 @@ def score(
     rows = range(len(completions))
     judged = [[weight * part[row] for weight, part in weighted if not isnan(part[row])] for row in rows]
     return [sum(values) if values else nan for values in judged], parts
-
-
-class RewardLog:
-    """What reward functions log: columns of completions.jsonl (`log_extra`) and numbers of a step (`log_metric`)."""
-
-    def __init__(self) -> None:
-        self.columns: dict[str, list[Any]] = {}
-        self.numbers: dict[str, list[float]] = {}
-
-    def add_column(self, column: str, values: Sequence[Any]) -> None:
-        """A value per completion. What JSON cannot hold is kept as text."""
-        self.columns.setdefault(column, []).extend(
-            value
-            if isinstance(value, str | int | None) or (isinstance(value, float) and isfinite(value))
-            else str(value)
-            for value in values
-        )
-
-    def add_number(self, name: str, value: float) -> None:
-        """A number of this batch; several of one name are averaged."""
-        self.numbers.setdefault(name, []).append(float(value))
-
-    def rows(self, count: int) -> dict[str, list[Any]]:
-        """The columns with a value for each of `count` completions."""
-        return {name: [*values, *[None] * count][:count] for name, values in self.columns.items()}
-
-    def means(self) -> dict[str, float]:
-        """The numbers by name."""
-        return {name: fmean(values) for name, values in self.numbers.items()}

@@ -31,21 +31,20 @@ def _number(text: str) -> float | Decimal:
 def _json(path: Path) -> Iterator[Row]:
     """A list of objects or an object a line, whichever of the two suffixes the file has."""
     text = path.read_text(encoding="utf-8-sig")
+    lines = [(f"line {number}", line) for number, line in enumerate(text.split("\n"), start=1) if line.strip()]
     try:
-        whole = json.loads(text, parse_float=_number) if text.strip() else []
+        if isinstance(whole := json.loads(text if lines else "[]", parse_float=_number), list):
+            yield from ((f"{path}, item {number}", row) for number, row in enumerate(whole, start=1))
+            return
+        lines = [("line 1", text)]
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":  # what a second line is to the first
             raise ValueError(f"line {error.lineno} is not JSON: {error.msg}") from error
-    else:
-        rows, kind = (whole, "item") if isinstance(whole, list) else ([whole], "line")
-        yield from ((f"{path}, {kind} {number}", row) for number, row in enumerate(rows, start=1))
-        return
-    for number, line in enumerate(text.split("\n"), start=1):
-        if line.strip():
-            try:
-                yield f"{path}, line {number}", json.loads(line, parse_float=_number)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"line {number} is not JSON: {error.msg}") from error
+    for where, line in lines:
+        try:
+            yield f"{path}, {where}", json.loads(line, parse_float=_number)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where} is not JSON: {error.msg}") from error
 
 
 def _csv(path: Path) -> Iterator[Row]:
@@ -91,8 +90,8 @@ def _hub(name: str) -> dict[str, list[Row]]:
     from datasets import load_dataset  # two seconds, and needed for the hub only
 
     repository, _, configuration = name.partition(":")
-    holds(repository, "README.md", "dataset")  # out of reach, the hub is not asked again
     try:
+        holds(repository, "README.md", "dataset")  # out of reach, the hub is not asked again
         splits = load_dataset(repository, configuration or None)
     except Exception as error:  # offline, not found, gated, several configurations: each has its own type
         reason = " ".join([type(error).__name__ + ":", *str(error).splitlines()[:1]])

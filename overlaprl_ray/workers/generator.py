@@ -7,7 +7,9 @@ rollout = sampler.rollout(batch=1, weights_step=0)
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedTokenizerBase
@@ -20,7 +22,7 @@ from overlaprl_ray.errors import BadBatch, ConfigError, RunError
 from overlaprl_ray.rollout import Rollout, Span, pad_left
 from overlaprl_ray.tasks import Problem, Task, columns_of, prompts_of_batch
 from overlaprl_ray.tasks.problem import Turn
-from overlaprl_ray.tasks.rewards import RewardLog, extracted, load_rewards, score
+from overlaprl_ray.tasks.rewards import extracted, load_rewards, score
 from overlaprl_ray.workers.memory import memory_gb
 from overlaprl_ray.workers.watchdog import time_limit
 
@@ -73,6 +75,12 @@ def _tokens(out: Generated) -> list[list[int]]:
     return [row[mask].tolist() for row, mask in zip(out.ids, out.mask, strict=True)]
 
 
+def _cells(values: list[Any], rows: int) -> list[Any]:
+    """A logged column with a value per row, as text where JSON has no form for it."""
+    plain = [v if isinstance(v, str | int | None) or (isinstance(v, float) and isfinite(v)) else str(v) for v in values]
+    return [*plain, *[None] * rows][:rows]
+
+
 class Sampler:
     """Makes batch i from (config, seed, i) and the weights its engine holds; nothing else goes in."""
 
@@ -87,14 +95,14 @@ class Sampler:
         self.config, self.task, self.tokenizer, self.engine = config, task, tokenizer, engine
         self.rewards = load_rewards(task.rewards)
         index, count = share  # this generator's place among the generators
-        prompts = config.grpo.num_prompts_per_step
+        prompts = config.grpo.generated_prompts
         self.first, self.last = prompts * index // count, prompts * (index + 1) // count
 
     def rollout(self, batch: int, weights_step: int, load: Span = (0.0, 0.0)) -> Rollout:
         """This generator's share of a batch: whole groups, sampled with the weights held now."""
         started = time.time()
         grpo, seed = self.config.grpo, self.config.seed
-        problems = prompts_of_batch(self.task.train, seed, batch, grpo.num_prompts_per_step)[self.first : self.last]
+        problems = prompts_of_batch(self.task.train, seed, batch, grpo.generated_prompts)[self.first : self.last]
         rows = [problem for problem in problems for _ in range(grpo.group_size)]
         first_row = self.first * grpo.group_size
         row_seeds = [(seed, batch, first_row + i) for i in range(len(rows))]
@@ -103,9 +111,10 @@ class Sampler:
         out = self.engine.generate(prompt_tokens, grpo.max_new_tokens, grpo.temperature, row_seeds)
         ids = _tokens(out)
         texts = self._decode(ids, out)
-        fault, log = None, RewardLog()
+        logged: dict[str, list[Any]] = {}
+        fault = None
         try:
-            total, parts = self._score(rows, ids, texts, batch - 1, f"batch {batch}", log)
+            total, parts = self._score(rows, ids, texts, batch - 1, f"batch {batch}", logged)
         except BadBatch as error:
             if self.config.pipeline.on_fault == "stop":
                 raise
@@ -135,8 +144,7 @@ class Sampler:
             load=load,
             memory_gb=memory_gb(self.engine.device),
             fault=fault,
-            logged=log.means(),
-            extra=log.rows(len(rows)),
+            logged={name: _cells(values, len(rows)) for name, values in logged.items()},
         )
 
     def evaluate(self, step: int = 0) -> tuple[float, int]:
@@ -153,7 +161,7 @@ class Sampler:
     def _count_right(self, problems: Sequence[Problem], ids: list[list[int]], texts: list[str], step: int) -> int:
         """Completions with full marks; one that cannot be scored ends the run, or with `on_fault: skip` is wrong."""
         try:
-            _, parts = self._score(problems, ids, texts, step, "evaluation", RewardLog())
+            _, parts = self._score(problems, ids, texts, step, "evaluation", {})
         except BadBatch:
             if self.config.pipeline.on_fault == "stop":
                 raise
@@ -179,9 +187,12 @@ class Sampler:
         texts: list[str],
         step: int,
         where: str,
-        log: RewardLog,
+        logged: dict[str, list[Any]],
     ) -> tuple[list[float], dict[str, list[float]]]:
-        """Rewards and their parts, after `step` steps; on this thread, the main one in an actor: see watchdog.py."""
+        """Rewards and their parts, after `step` steps; `logged` gets what functions log, a list per name.
+
+        They run on this thread, an actor's main one, where time limits by signals work: see watchdog.py.
+        """
         from transformers import TrainerState
 
         task, folder = self.config.task, self.config.output.dir
@@ -190,8 +201,8 @@ class Sampler:
         columns = {**columns_of(problems), "completion_ids": ids}
         tools = {
             "trainer_state": TrainerState(global_step=step, max_steps=self.config.grpo.num_steps),
-            "log_extra": log.add_column,
-            "log_metric": log.add_number,
+            "log_extra": lambda column, values: logged.setdefault(column, []).extend(values),
+            "log_metric": lambda name, value: logged.update({name: [float(value)] * len(problems)}),
         }
         message = (
             f"{where}: scoring took more than task.reward_timeout_s = {task.reward_timeout_s:g} s (first prompt "
