@@ -101,7 +101,7 @@ class GeneratorActor(Watched):
         """Held-out accuracy of the policy after a step."""
         self._load(step, published)
         started = time.time()
-        accuracy, n = self.sampler.evaluate()
+        accuracy, n = self.sampler.evaluate(step)
         return Evaluation(step, published.version, accuracy, n, (started, time.time()))
 
     def _load(self, step: int, published: Published) -> Span:

@@ -12,7 +12,7 @@ from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import check_model_files
 from overlaprl_ray.runs.files import LOCK
 from overlaprl_ray.tasks import Task, build_task
-from overlaprl_ray.tasks.rewards import load_rewards
+from overlaprl_ray.tasks.reward_check import check_rewards
 
 
 def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
@@ -27,7 +27,7 @@ def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
     if config.grpo.beta and config.model.reference is not None:
         check_model_files(config.model.reference, "model.reference")
     task = build_task(config.task)
-    load_rewards(task.rewards)
+    task = check_rewards(task, config.task)
     weights = config.task.reward_weights
     if weights is not None and len(weights) != len(task.rewards):
         raise ConfigError(

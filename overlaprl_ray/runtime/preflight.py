@@ -18,7 +18,7 @@ from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import CONTEXT, builtin_parameters, cache_folder
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
 from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources, resolve_engine
-from overlaprl_ray.tasks import Task
+from overlaprl_ray.tasks import Problem, Task
 
 # What a machine with a GPU has that torch can use: NVIDIA's (also under Windows' Linux) and AMD's.
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
@@ -40,11 +40,11 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     """
     task = task or check_inputs(config, resuming)
     plan = resource_plan(config)
-    return Preflight(task, plan, check_models(config, task, plan))
+    return check_models(config, task, plan)
 
 
-def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
-    """Check loggers, models, and prompts against models; returns the bytes of one set of published weights.
+def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
+    """Check loggers, models, and prompts against models.
 
     For any but the built-in model this imports torch and transformers.
     """
@@ -56,14 +56,14 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
     if TINY in names:
         check_writable("OVERLAPRL_CACHE", cache_folder())
     if names == {TINY} and config.model.engine != "vllm" and not config.model.lora_r:
-        check_lengths(config, task, len, CONTEXT)
+        check_lengths(config, task, lambda problem: len(problem.prompt), CONTEXT)
         published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
         check_memory(plan, config, published)
-        return published
+        return Preflight(task, plan, published)
     from overlaprl_ray.models.architecture import check_cache, check_logits
     from overlaprl_ray.models.loading import check_model, context_window, eos_ids, load_tokenizer, published_bytes
     from overlaprl_ray.models.lora import check_lora
-    from overlaprl_ray.workers.generator import encode
+    from overlaprl_ray.workers.generator import check_prompts, encode
 
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
     check_logits(model_config, config.grpo.model_name, "grpo.model_name")
@@ -84,10 +84,12 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
                 f"({vocabularies[0]} tokens against {vocabularies[1]}); give a model of the same family"
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
-    check_lengths(config, task, lambda prompt: len(encode(tokenizer, prompt, config.task.system_prompt)), window)
+    task = check_prompts(config, task, tokenizer)
+    system = config.task.system_prompt
+    check_lengths(config, task, lambda problem: len(encode(tokenizer, problem.asked, system)), window)
     published = published_bytes(config, model_config)
     check_memory(plan, config, published)
-    return published
+    return Preflight(task, plan, published)
 
 
 def resource_plan(config: ExperimentConfig) -> Plan:
@@ -128,7 +130,9 @@ def check_store(config: ExperimentConfig, published: int) -> None:
         )
 
 
-def check_lengths(config: ExperimentConfig, task: Task, count_tokens: Callable[[str], int], window: int | None) -> None:
+def check_lengths(
+    config: ExperimentConfig, task: Task, count_tokens: Callable[[Problem], int], window: int | None
+) -> None:
     """Every prompt, with the longest completion after it, must fit the model's window and a micro-batch."""
     grpo, longest = config.grpo, 0
     if window is None and grpo.micro_batch_tokens is None:
@@ -136,7 +140,7 @@ def check_lengths(config: ExperimentConfig, task: Task, count_tokens: Callable[[
     room = math.inf if window is None else window - grpo.max_new_tokens
     least = 0 if window is None else 1
     for problem in (*task.train, *task.heldout):
-        tokens = count_tokens(problem.prompt)
+        tokens = count_tokens(problem)
         longest = max(longest, tokens)
         if not least <= tokens <= room:
             fault = "is empty" if tokens == 0 else f"has {tokens} tokens"
@@ -163,6 +167,10 @@ def dry_run(
     console = console or Console(soft_wrap=True)
     settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
     problems = f"task: {len(ready.task.train)} problems to train on, {len(ready.task.heldout)} held out"
-    for text in [settings, f"# {problems}", *(f"# {line}" for line in [*ready.plan.lines(), engine])]:
+    for text in [
+        settings,
+        f"# {problems}",
+        *(f"# {line}" for line in [*ready.task.notices, *ready.plan.lines(), engine]),
+    ]:
         console.print(text, highlight=False, markup=False, emoji=False)
     return ready

@@ -68,17 +68,19 @@ def train(
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         if checks.done():  # else the actors load their models meanwhile; a refusal ends them
-            check_store(config, checks.result())
+            check_store(config, checks.result().published_bytes)
         actors = Actors(config, task, plan, folder.name, progress.say)
         with _resumable(folder), _stopping(actors):
             actors.start()
-            check_store(config, checks.result())
+            ready = checks.result()
+            check_store(config, ready.published_bytes)
             start = newest_checkpoint(folder, config, progress.say) if resuming else None
             resume_from = (start.step if start else 0) if resuming else None
             if resuming:
                 clear_scratch(folder)
                 progress.say(f"resuming after step {resume_from}")
-            progress.say(f"run: {folder}")
+            for notice in (f"run: {folder}", *ready.task.notices):
+                progress.say(notice)
             if config.grpo.model_name == TINY:
                 progress.say(describe_start(config.model.tiny, task.train))
             if context is not None:
