@@ -10,6 +10,7 @@ import pytest
 SCRIPT = str(Path(__file__).resolve().parents[1] / "scripts" / "train.py")
 HEAVY = {"torch", "transformers", "pandas", "matplotlib", "scipy", "datasets", "sklearn", "ray"}
 RAY = "import ray, time; t = time.time(); ray.init(log_to_driver=False, logging_level=40); print(time.time() - t)"
+EVENTS = "from pathlib import Path; from overlaprl_ray.runs.loggers import tensorboard; tensorboard(Path('x'))"
 MODEL = "import torch; from transformers import LlamaForCausalLM"
 
 
