@@ -458,7 +458,8 @@ def test_an_empty_or_new_folder_passes() -> None:
 
 def test_dry_run_in_python() -> None:
     out = io.StringIO()
-    config = build_config({"seed": 3, "task": {"system_prompt": "[bold]x[/bold] :smile: " * 30}})
+    task = {"system_prompt": "[bold]x[/bold] :smile: " * 30}
+    config = build_config({"seed": 3, "model": {"engine": "hf"}, "task": task})
     ready = preflight.dry_run(config, Console(file=out, soft_wrap=True, width=40))
     printed, _, plan = out.getvalue().partition("# ")
     assert build_config(yaml.safe_load(printed)) == config

@@ -137,7 +137,7 @@ def check_socket_path() -> None:
 
     session = Path(get_default_ray_temp_dir()) / f"session_2026-12-31_23-59-59_123456_{os.getpid()}"
     excess = len(os.fsencode(session / "sockets" / "plasma_store")) - SOCKET_PATH
-    if excess > 0 and "RAY_ADDRESS" not in os.environ:
+    if excess > 0 and os.environ.get("RAY_ADDRESS", "local") == "local":
         variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
         raise ConfigError(
             f"{variable} = '{os.environ.get(variable)}': its path is {excess} bytes too long for the sockets that Ray "
