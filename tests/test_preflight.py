@@ -346,7 +346,7 @@ def test_a_cached_hub_model_needs_no_hub(monkeypatch: pytest.MonkeyPatch, saved:
         (None, {}, ["task.path", "no file"]),
         ([], {}, ["task.path", "no rows"]),
         ([*ROWS[:2], "{oops"], {}, ["task.path", "line 3", "is not JSON"]),
-        ([[1, 2]], {}, ["task.path", "line 1", "named columns"]),
+        ([[1, 2]], {}, ["task.path", "item 1", "named columns"]),
         (ROWS, {"task.answer_column": "solution"}, ["task.answer_column", "'solution'", "question, answer"]),
         ([{"q": "x", "answer": "1"}] * 5, {}, ["task.question_column", "one of q, answer"]),
         ([{"question": "x", "answer": None}] * 5, {}, ["task.answer_column", "is None", "a text or a number"]),
