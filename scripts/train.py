@@ -24,17 +24,17 @@ def main(argv: list[str]) -> None:
         "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv, options
     )
     resume = args.resume is not None
-    check_inputs(config, resume)
+    task = check_inputs(config, resume)
     from rich.console import Console  # only now: a slip should not wait for torch and Ray
 
     from overlaprl_ray.runtime.train import dry_run, train
 
     if args.dry_run:
-        dry_run(config, resuming=resume)
+        dry_run(config, resuming=resume, task=task)
     elif args.quiet:
-        print(train(config, Console(quiet=True), resume=resume)["folder"])
+        print(train(config, Console(quiet=True), resume=resume, task=task)["folder"])
     else:
-        train(config, resume=resume)
+        train(config, resume=resume, task=task)
 
 
 if __name__ == "__main__":

@@ -43,6 +43,13 @@ def small(**groups) -> ExperimentConfig:
     return ExperimentConfig(grpo=grpo, model=model, task=task, **groups)
 
 
+def policy_of(config, task) -> str:
+    """The folder that a run's policy starts from."""
+    from overlaprl_ray.models.loading import find_models  # not for the many tests without a model
+
+    return find_models(config, task.train).policy
+
+
 def read_jsonl(path: Path) -> list[dict]:
     """Rows of a run's file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]

@@ -4,7 +4,7 @@ import time
 
 import pytest
 import torch
-from conftest import small
+from conftest import policy_of, small
 
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.models.tiny import tiny_tokenizer
@@ -15,7 +15,8 @@ from overlaprl_ray.workers.generator import encode
 
 
 def sampler_of(config, share=(0, 1)):
-    sampler = build_sampler(config, build_task(config.task), share=share)
+    task = build_task(config.task)
+    sampler = build_sampler(config, task, policy_of(config, task), share=share)
     sampler.engine.version = 0
     return sampler
 

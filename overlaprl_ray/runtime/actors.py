@@ -18,7 +18,7 @@ import torch
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.models.loading import load_tokenizer
+from overlaprl_ray.models.loading import export_eos, load_tokenizer
 from overlaprl_ray.rollout import Rollout, Scores, Span, merge
 from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
 from overlaprl_ray.runs.ray_metrics import Watched, during
@@ -53,10 +53,10 @@ def check_simulated(labels: Mapping[str, Any]) -> None:
 class GeneratorActor(Watched):
     """Samples batches and evaluates, with the weights it is handed."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str, task: Task, share: tuple[int, int]):
         super().__init__(config)
         device = _take_device(config.resources.threads, gpu)
-        self.sampler = build_sampler(config, task, device, share, gpu if device == "cuda" else 0.0)
+        self.sampler = build_sampler(config, task, policy, device, share, gpu if device == "cuda" else 0.0)
         self.loaded_step = -1
 
     @during("generate")
@@ -83,9 +83,9 @@ class GeneratorActor(Watched):
 class ReferenceActor(Watched):
     """Scores rollouts under the frozen reference model."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, model: str):
         super().__init__(config)
-        self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu))
+        self.reference = build_reference(config, model, _take_device(config.resources.threads, gpu))
 
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
@@ -96,12 +96,13 @@ class ReferenceActor(Watched):
 class LearnerActor(Watched):
     """Judges rollouts, trains on them, publishes weights, writes checkpoints."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str):
         super().__init__(config)
         self.config = config
-        self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
-        self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
-        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self.learner: Learner = build_learner(config, policy, _take_device(config.resources.threads, gpu))
+        self.reference = build_reference(config, policy, learner=self.learner) if config.learner_scores else None
+        self.tokenizer = load_tokenizer(policy)
+        export_eos(self.learner.model, self.tokenizer)
         self.writer = CheckpointWriter(config, self.tokenizer)
         self.finished = 0  # steps
 

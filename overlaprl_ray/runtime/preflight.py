@@ -4,33 +4,32 @@ ready = preflight(config)    # ConfigError in one line, or what the run needs
 """
 
 import dataclasses
-import math
+from collections.abc import Callable
 
 import ray
 import torch
-from transformers import PreTrainedTokenizerBase
 
-from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.config.grpo import TINY
+from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.models.architecture import check_cache, check_logits
-from overlaprl_ray.models.loading import check_model, context_window, eos_ids, load_tokenizer, published_bytes
+from overlaprl_ray.models.architecture import check_cache
+from overlaprl_ray.models.loading import check_model, check_tokenizer, context_window, load_tokenizer, published_bytes
 from overlaprl_ray.models.lora import check_lora
 from overlaprl_ray.models.tiny import cache_folder
 from overlaprl_ray.runs.loggers import check_loggers
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
+from overlaprl_ray.runtime.prompts import check_prompts, encoder
 from overlaprl_ray.runtime.resources import Plan, plan_resources
 from overlaprl_ray.tasks import Task
-from overlaprl_ray.workers.generator import encode
 
 
 @dataclasses.dataclass(frozen=True)
 class Preflight:
-    """What the checks had to load anyway."""
+    """What the checks had to load anyway, and what is left of them: `rest`, for the time in which actors load."""
 
     task: Task
     plan: Plan
     published_bytes: int  # of one set of weights
+    rest: Callable[[], None]
 
 
 def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | None = None) -> Preflight:
@@ -41,29 +40,32 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     task = task or check_inputs(config, resuming)
     check_loggers(config)
     plan = plan_resources(config, available_gpus())
-    if TINY in (config.grpo.model_name, config.model.reference):
+    return Preflight(task, plan, *check_models(config, task))
+
+
+def check_models(config: ExperimentConfig, task: Task) -> tuple[int, Callable[[], None]]:
+    """Check models, and prompts against models. Returns the bytes of one set of weights, and what checks the rest."""
+    name, other = config.grpo.model_name, config.model.reference if config.grpo.beta else None
+    if TINY in (name, other):
         check_writable("OVERLAPRL_CACHE", cache_folder())
-    model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
-    check_logits(model_config, config.grpo.model_name, "grpo.model_name")
+    model = check_model(name, "grpo.model_name", config.model.tiny)
     if config.model.engine == "hf":
-        check_cache(model_config, config.grpo.model_name)
+        check_cache(model, name)
     if config.model.lora_r:
-        check_lora(config.model, model_config)
-    tokenizer = load_tokenizer(config.grpo.model_name)
-    eos_ids(model_config, tokenizer)
-    window = context_window(model_config)
-    if config.grpo.beta and config.model.reference:
-        reference = check_model(config.model.reference, "model.reference", config.model)
-        check_logits(reference, config.model.reference, "model.reference")
-        vocabularies = [c.get_text_config().vocab_size for c in (reference, model_config)]
-        if vocabularies[0] != vocabularies[1]:
+        check_lora(config.model, model)
+    tokenizer = load_tokenizer(name)
+    check_tokenizer(tokenizer, model, name)
+    window = context_window(model)
+    if other:
+        reference = check_model(other, "model.reference", config.model.tiny)
+        if reference.vocab_size != model.vocab_size:
             raise ConfigError(
-                f"model.reference = '{config.model.reference}': its vocabulary differs from the policy's "
-                f"({vocabularies[0]} tokens against {vocabularies[1]}); give a model of the same family"
+                f"model.reference = '{other}': its vocabulary differs from the policy's ({reference.vocab_size} tokens "
+                f"against {model.vocab_size}); give a model of the same family"
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
-    check_lengths(config, task, tokenizer, window)
-    return Preflight(task, plan, published_bytes(config, model_config))
+    rest = check_prompts(config, task, encoder(config, tokenizer), window, model.vocab_size)
+    return published_bytes(config, model), rest
 
 
 def available_gpus() -> float:
@@ -84,30 +86,4 @@ def check_store(config: ExperimentConfig, published: int) -> None:
             f"pipeline.lag = {config.lag}{late}: {sets} sets of weights take {needed / 1e9:.3g} GB, but Ray's object "
             f"store has {store / 1e9:.3g}, so they would spill to disk; lower it, set model.dtype bfloat16 or "
             "model.lora_r, or start Ray with a larger --object-store-memory and name it in RAY_ADDRESS"
-        )
-
-
-def check_lengths(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase, window: int | None) -> None:
-    """Every prompt, with the longest completion after it, must fit the model's window and a micro-batch."""
-    grpo, longest = config.grpo, 0
-    if window is None and grpo.micro_batch_tokens is None:
-        return
-    room = math.inf if window is None else window - grpo.max_new_tokens
-    least = 0 if window is None else 1
-    for problem in (*task.train, *task.heldout):
-        tokens = len(encode(tokenizer, problem.prompt, config.task.system_prompt))
-        longest = max(longest, tokens)
-        if not least <= tokens <= room:
-            fault = "is empty" if tokens == 0 else f"has {tokens} tokens"
-            raise ConfigError(
-                f"grpo.max_new_tokens = {config.grpo.max_new_tokens}: prompt {problem.prompt[:60]!r} {fault} and the "
-                f"model's window is {window}; lower it, drop the prompt, or use a model with a longer window"
-            )
-    rows = grpo.group_size if config.judges_groups else 1
-    needed = rows * (longest + grpo.max_new_tokens)
-    if grpo.micro_batch_tokens is not None and grpo.micro_batch_tokens < needed:
-        raise ConfigError(
-            f"grpo.micro_batch_tokens = {grpo.micro_batch_tokens}: {'a group' if rows > 1 else 'a row'} can take "
-            f"{needed} tokens (prompt of {longest}, grpo.max_new_tokens of {grpo.max_new_tokens}"
-            f"{f', {rows} rows judged together' if rows > 1 else ''}); raise it to that"
         )

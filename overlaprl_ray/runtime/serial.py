@@ -32,6 +32,7 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
     if again and (summary := finished_summary(folder, config)):
         return summary
     ready = preflight(config, resuming=again)
+    ready.rest()
     progress = Progress(config.grpo.num_steps, Console(quiet=True))
     resume_from = 0 if again else None
     with locked(folder), recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:

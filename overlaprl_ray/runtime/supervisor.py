@@ -1,6 +1,6 @@
 """Starting the actors, waiting for what they return, and finding out which of them died.
 
-actors = Actors(config, task, plan, run="demo")
+actors = Actors(config, task, models, plan, run="demo")
 actors.start()
 actors.fetch(actors.learner.publish.remote(), "the initial weights")
 """
@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models.loading import Models
 from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor, ReferenceActor
 from overlaprl_ray.runtime.resources import Plan
 from overlaprl_ray.tasks import Task
@@ -33,10 +34,9 @@ class ActorDied(RunError):
 class Actors:
     """A run's actors by role, named `<run>/<role>` in Ray; no reference actor where beta is 0."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, plan: Plan, run: str):
+    def __init__(self, config: ExperimentConfig, task: Task, models: Models, plan: Plan, run: str):
         self.config, self.plan, self.run = config, plan, run
-        self._roles = self._in_order()
-        self._task = ray.put(task)
+        self._roles = self._in_order(task, models)
         self._handles: dict[str, Any] = {}
 
     @property
@@ -64,14 +64,14 @@ class Actors:
             self.stop()
             raise
 
-    def _in_order(self) -> dict[str, list[Any]]:
+    def _in_order(self, task: Task, models: Models) -> dict[str, list[Any]]:
         """Each role's class and its arguments of its own, in the order of `Plan.shares`."""
-        count = self.plan.num_generators
+        count, stored = self.plan.num_generators, ray.put(task)
         names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-        roles = {name: [GeneratorActor, (i, count)] for i, name in enumerate(names)}
+        roles = {name: [GeneratorActor, models.policy, stored, (i, count)] for i, name in enumerate(names)}
         if self.plan.needs_reference:
-            roles["reference"] = [ReferenceActor]
-        return {**roles, "learner": [LearnerActor]}
+            roles["reference"] = [ReferenceActor, models.reference]
+        return {**roles, "learner": [LearnerActor, models.policy]}
 
     def restart(self, role: str) -> None:
         """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
@@ -118,7 +118,7 @@ class Actors:
         }
         try:
             actor = ray.remote(kind).options(**options)
-            return actor.remote(self.config, self._task, self.plan.shares[place], *arguments)
+            return actor.remote(self.config, self.plan.shares[place], *arguments)
         except ValueError as error:  # what Ray raises where the name is taken
             raise RunError(f"actor {self.run}/{role} cannot be started ({error}); give another output.dir") from error
 

@@ -19,6 +19,7 @@ from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import RunError
+from overlaprl_ray.models.loading import find_models
 from overlaprl_ray.models.tiny import describe_start
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
@@ -65,12 +66,18 @@ def train(
             clear_scratch(folder)
             progress.say(f"resuming after step {resume_from}")
         progress.say(f"run: {folder}")
+        for note in ready.task.notes:
+            progress.say(note)
         if config.grpo.model_name == TINY:
             progress.say(describe_start(config.model.tiny, ready.task.train))
         if context is not None and (line := greeting(context)):
             progress.say(line)
         progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
-        with _resumable(folder), _running(Actors(config, ready.task, ready.plan, folder.name), progress.say) as actors:
+        with _resumable(folder):
+            models = find_models(config, ready.task.train)
+        roles = Actors(config, ready.task, models, ready.plan, folder.name)
+        with _resumable(folder), _running(roles, progress.say) as actors:
+            ready.rest()
             if context is not None:
                 provision(Path(context.address_info["session_dir"]))
             with recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
@@ -135,7 +142,8 @@ def dry_run(
     ready = preflight(config, resuming, task)
     console = console or Console(soft_wrap=True)
     settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
+    ready.rest()
     problems = f"task: {len(ready.task.train)} problems to train on, {len(ready.task.heldout)} held out"
-    for text in [settings, f"# {problems}", *(f"# {line}" for line in ready.plan.lines())]:
+    for text in [settings, *(f"# {line}" for line in (problems, *ready.task.notes, *ready.plan.lines()))]:
         console.print(text, highlight=False, markup=False, emoji=False)
     return ready
