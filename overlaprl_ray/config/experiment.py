@@ -191,7 +191,7 @@ class ExperimentConfig(Group):
                 f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
                 f"{str(self.output.save_final).lower()}: there is nothing to merge; set it to false"
             )
-        if self.model.lora_r and self.model.engine != "hf":
+        if self.model.lora_r and self.model.engine == "vllm":
             raise ValueError(
                 f"model.lora_r={self.model.lora_r} goes only with model.engine=hf, not {self.model.engine}; use hf, "
                 "or model.lora_r=0"

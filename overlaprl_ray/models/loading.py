@@ -4,10 +4,11 @@ models = find_models(config, task.train)    # once, in the driver
 tokenizer, model = load_tokenizer(models.policy), load_model(models.policy)
 """
 
+import copy
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -27,6 +28,7 @@ from overlaprl_ray.models.tiny import tiny_config, tiny_folder, tiny_tokenizer
 from overlaprl_ray.tasks import Problem
 
 disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
+Module = TypeVar("Module", bound=torch.nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -112,6 +114,17 @@ def load_model(folder: str, dtype: str = "float32", device: str = "cpu") -> PreT
             setattr(architecture, key, 0.0)
     model = AutoModelForCausalLM.from_pretrained(folder, config=architecture, dtype=DTYPES[dtype], use_safetensors=True)
     return model.to(device).eval()  # type: ignore[arg-type]  # its decorator hides the signature
+
+
+def cpu_copy(module: Module, values: Mapping[torch.nn.Parameter, torch.Tensor]) -> Module:
+    """A float32 copy on the CPU, with other values for some parameters; not one more byte on the module's device."""
+    # deepcopy takes these for copies that it has made already
+    taken: dict[int, Any] = {
+        id(p): torch.nn.Parameter(values.get(p, p).detach().to("cpu", copy=True), p.requires_grad)
+        for p in module.parameters()
+    }
+    taken |= {id(buffer): buffer.to("cpu", copy=True) for buffer in module.buffers()}
+    return copy.deepcopy(module, taken).float()
 
 
 def eos_ids(model_config: Any, tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> tuple[int, ...]:

@@ -107,7 +107,7 @@ class Graph:
         self._complete_checkpoints(ticket)
         if ticket.calls.get("train") is None:
             train = actors.learner.train.options(num_returns=2)
-            ticket.calls["train"], published = train.remote(ticket.calls.get("score"), *ticket.shares)
+            published, ticket.calls["train"] = train.remote(ticket.calls.get("score"), *ticket.shares)
             if ticket.result is None:  # else the step is repeated, and the weights after it are there
                 self.weights[batch] = published
         if self._has_checkpoint(batch):

@@ -17,9 +17,10 @@ from overlaprl_ray.models.lora import check_lora
 from overlaprl_ray.models.tiny import cache_folder
 from overlaprl_ray.runs.loggers import check_loggers
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
-from overlaprl_ray.runtime.prompts import check_prompts, encoder
-from overlaprl_ray.runtime.resources import Plan, plan_resources
+from overlaprl_ray.runtime.prompts import check_lengths, encoder
+from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources
 from overlaprl_ray.tasks import Task
+from overlaprl_ray.workers.memory import device_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,8 +40,10 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     """
     task = task or check_inputs(config, resuming)
     check_loggers(config)
-    plan = plan_resources(config, available_gpus())
-    return Preflight(task, plan, *check_models(config, task))
+    plan = plan_resources(config, available_gpus(), device_bytes())
+    published, rest = check_models(config, task)
+    check_memory(plan, config, published)
+    return Preflight(task, plan, published, rest)
 
 
 def check_models(config: ExperimentConfig, task: Task) -> tuple[int, Callable[[], None]]:
@@ -49,7 +52,7 @@ def check_models(config: ExperimentConfig, task: Task) -> tuple[int, Callable[[]
     if TINY in (name, other):
         check_writable("OVERLAPRL_CACHE", cache_folder())
     model = check_model(name, "grpo.model_name", config.model.tiny)
-    if config.model.engine == "hf":
+    if config.model.engine != "vllm":
         check_cache(model, name)
     if config.model.lora_r:
         check_lora(config.model, model)
@@ -64,7 +67,7 @@ def check_models(config: ExperimentConfig, task: Task) -> tuple[int, Callable[[]
                 f"against {model.vocab_size}); give a model of the same family"
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
-    rest = check_prompts(config, task, encoder(config, tokenizer), window, model.vocab_size)
+    rest = check_lengths(config, task, encoder(config, tokenizer), window, model.vocab_size)
     return published_bytes(config, model), rest
 
 

@@ -16,7 +16,7 @@ from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.loading import find_models
-from overlaprl_ray.rollout import merge
+from overlaprl_ray.rollout import batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
@@ -65,7 +65,7 @@ def replay(
         source = schedule.weights_step(step)
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
-        rollout = merge([sampler.rollout(step, source) for sampler in samplers])
+        rollout = batch_of([sampler.rollout(step, source) for sampler in samplers], config.grpo.num_prompts_per_step)
         scores = reference.score(rollout) if reference else None
         result = learner.step(rollout, scores)
         rows.append(result.metrics)

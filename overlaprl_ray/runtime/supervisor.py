@@ -73,19 +73,26 @@ class Actors:
             roles["reference"] = [ReferenceActor, models.reference]
         return {**roles, "learner": [LearnerActor, models.policy]}
 
-    def restart(self, role: str) -> None:
-        """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
-        ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
+    @property
+    def roles(self) -> list[str]:
+        """Every role, in the order of starting."""
+        return list(self._roles)
+
+    def restart(self, roles: Sequence[str]) -> None:
+        """New processes for these roles, once all old ones are gone. Raises `RunError` where one does not get ready."""
+        for role in roles:
+            ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
         gc.collect()  # and without any handle of it
         deadline = time.monotonic() + NAME_FREE_S
-        while role not in self._handles:
-            try:
-                self._handles[role] = self._launch(role)
-            except RunError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        self._wait_ready([role])
+        for role in roles:
+            while role not in self._handles:
+                try:
+                    self._handles[role] = self._launch(role)
+                except RunError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.2)
+        self._wait_ready(roles)
 
     def dead(self) -> list[str]:
         """The roles whose process is gone; to be asked when all calls under way have ended one way or the other."""
@@ -132,7 +139,7 @@ class Actors:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         return {**variables, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}
 
-    def _wait_ready(self, roles: list[str]) -> None:
+    def _wait_ready(self, roles: Sequence[str]) -> None:
         replies = {role: self._handles[role].__ray_ready__.remote() for role in roles}
         deadline = time.monotonic() + self.config.resources.start_timeout_s
         for role, reply in replies.items():

@@ -27,13 +27,13 @@ def check_text(text: str, where: str) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """Problems to train on, others to evaluate on, the names of the rewards that judge both, and notes to be read."""
+    """Problems to train on, others to evaluate on, the names of the rewards that judge both, and notices to be read."""
 
     name: str
     train: Sequence[Problem]
     heldout: Sequence[Problem]
     rewards: tuple[str, ...]
-    notes: tuple[str, ...] = ()  # said when a run starts
+    notices: tuple[str, ...] = ()  # said when a run starts
 
 
 def render(template: str, columns: Mapping[str, Any], where: str) -> str:

@@ -22,14 +22,14 @@ def build_sampler(
     task: Task,
     folder: str,
     device: str = "cpu",
+    memory: int = 0,
     share: tuple[int, int] = (0, 1),
-    gpu: float = 0.0,
 ) -> Sampler:
-    """A generator's insides; `share` is (its index, how many there are), `gpu` its share of one GPU."""
+    """A generator's insides; `memory` is what it may take of a GPU, bytes, `share` (its index, how many there are)."""
     tokenizer = load_tokenizer(folder)
     engine: Engine
     if config.model.engine == "vllm":
-        engine = _build_vllm(config, task, folder, tokenizer, gpu)
+        engine = _build_vllm(config, task, folder, tokenizer, memory)
     else:
         model = load_model(folder, config.model.dtype, device)
         if config.model.lora_r:
@@ -39,7 +39,7 @@ def build_sampler(
 
 
 def _build_vllm(
-    config: ExperimentConfig, task: Task, folder: str, tokenizer: PreTrainedTokenizerBase, gpu: float
+    config: ExperimentConfig, task: Task, folder: str, tokenizer: PreTrainedTokenizerBase, memory: int
 ) -> Engine:
     """vLLM with room for the task's longest prompt and a completion; whatever ends a completion for the other does."""
     from overlaprl_ray.engines.vllm import VLLMEngine
@@ -52,7 +52,7 @@ def _build_vllm(
     problems = (*task.train, *task.heldout)
     longest = max(len(encode(tokenizer, problem.prompt, config.task.system_prompt)) for problem in problems)
     return VLLMEngine(
-        folder, config.model.dtype, tokenizer.pad_token_id, ends, longest + config.grpo.max_new_tokens, gpu
+        folder, config.model.dtype, tokenizer.pad_token_id, ends, longest + config.grpo.max_new_tokens, memory
     )
 
 

@@ -12,9 +12,9 @@ from torch import Tensor
 from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean
 from overlaprl_ray.algorithm.loss import LossOutput
 from overlaprl_ray.algorithm.rules import Gate
-from overlaprl_ray.rollout import Rollout, Span
+from overlaprl_ray.models.layout import Layout
+from overlaprl_ray.rollout import Rollout, Span, Unused
 from overlaprl_ray.workers.cells import Cell
-from overlaprl_ray.workers.micro_batches import padded_tokens, real_tokens
 
 LOSS_SUMS = ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens")  # fields of LossOutput that add up
 
@@ -25,7 +25,7 @@ class StepResult:
 
     step: int
     metrics: dict[str, Any]
-    spans: dict[str, Span]  # load, generate, reference, train
+    spans: dict[str, Span]  # load, generate, reference, train, publish
     memory_gb: dict[str, float]
     samples: list[dict[str, Any]]  # for completions.jsonl
     weights_step: int
@@ -46,15 +46,22 @@ class Evaluation:
 
 
 def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
-    """Rewards and lengths of a batch; `reward_std` is the mean of the groups' standard deviations."""
+    """Rewards and lengths of a batch; `reward_std` is the mean of the groups' standard deviations.
+
+    Tokens, samples, reward and the share of groups without signal are of all that was generated, used or not.
+    """
     groups = rollout.rewards.double().reshape(-1, group_size)
     lengths = rollout.completion_mask.sum(1).double()
+    unused = rollout.unused or Unused(0, 0, 0.0, 0)
+    samples = len(rollout.rewards) + unused.rows
+    silent = int((rollout.advantages.reshape(-1, group_size) == 0).all(1).sum()) + unused.silent_groups
     return {
-        "tokens": rollout.tokens,
-        "samples": len(rollout.rewards),
-        "reward": float(rollout.rewards.double().mean()),
+        "tokens": rollout.tokens + unused.tokens,
+        "samples": samples,
+        "tokens_unused": unused.tokens,
+        "reward": (float(rollout.rewards.double().sum()) + unused.reward) / samples,
         "reward_std": float(groups.std(dim=1).mean()),
-        "frac_reward_zero_std": float((rollout.advantages.reshape(-1, group_size) == 0).all(1).double().mean()),
+        "frac_reward_zero_std": silent * group_size / samples,
         "completions/mean_length": float(lengths.mean()),
         "completions/clipped_ratio": float(1 - rollout.finished.double().mean()),
         **{f"rewards/{name}/mean": float(part.double().mean()) for name, part in rollout.reward_parts.items()},
@@ -73,7 +80,7 @@ class StepTotals:
     entropy_sum: float = 0.0
     first_tokens: int = 0
     ratio_sum: float = 0.0
-    padded_tokens: int = 0  # of first forwards
+    computed_tokens: int = 0  # of all updates' forwards, padding included
     real_tokens: int = 0
     rows_skipped: int = 0
     current: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -83,13 +90,15 @@ class StepTotals:
         self.current = {**dict.fromkeys(LOSS_SUMS, 0.0), "tokens": float(skipped.sum())}
         self.rows_skipped += len(skipped) if first else 0
 
-    def add_loss(self, loss: LossOutput, log_ratio: Tensor, micro: Rollout, entropy: Tensor, first: bool) -> None:
+    def add_loss(
+        self, loss: LossOutput, log_ratio: Tensor, micro: Rollout, layout: Layout, entropy: Tensor, first: bool
+    ) -> None:
         """One micro-batch's forward."""
+        self.computed_tokens += layout.ids.numel()
+        self.real_tokens += layout.real_tokens
         for name in LOSS_SUMS:
             self.current[name] += float(getattr(loss, name).detach())
         if first:
-            self.padded_tokens += padded_tokens(micro)
-            self.real_tokens += real_tokens(micro)
             self.log_ratios.append((log_ratio, micro.completion_mask))
             self.entropy_sum += float(entropy.double().sum())
             self.ratio_sum += float(loss.ratio_sum)
@@ -128,7 +137,8 @@ class StepTotals:
             "clip_ratio/low": per_token("clip_low"),
             "clip_ratio/high": per_token("clip_high"),
             "ratio/mean": self.ratio_sum / first if self.log_ratios else None,
-            "padding_waste": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else None,
+            "tokens_computed": self.computed_tokens,
+            "padding_waste": 1 - self.real_tokens / self.computed_tokens if self.computed_tokens else None,
             "rows_skipped": self.rows_skipped,
             "ess": effective_sample_size(torch.cat(weights)) if weights else None,
             "staleness/lag": lag,
