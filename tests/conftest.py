@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import Rollout, pad_left
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -45,8 +46,6 @@ def small(**groups) -> ExperimentConfig:
 
 def policy_of(config, task) -> str:
     """The folder that a run's policy starts from."""
-    from overlaprl_ray.models.loading import find_models  # not for the many tests without a model
-
     return find_models(config, task.train).policy
 
 

@@ -41,7 +41,7 @@ from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.architecture import check_cache, check_logits
 from overlaprl_ray.models.loading import load_model, load_tokenizer
 from overlaprl_ray.models.tiny import tiny_config, tiny_tokenizer
-from overlaprl_ray.runtime import inputs, preflight, prompts
+from overlaprl_ray.runtime import inputs, preflight
 from overlaprl_ray.runtime import train as running
 
 
@@ -484,21 +484,6 @@ def test_prompts_that_are_too_long_are_counted_named_and_left_out_on_request(tmp
     assert "39: nothing is left to train on, or held out; raise it" in refusal({**data, "task.max_prompt_tokens": 39})
 
 
-def test_of_many_problems_the_longest_come_first_and_the_rest_while_actors_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    config = build_config({})
-    task = inputs.check_inputs(config)
-    looked_at: list[str] = []
-    rest = prompts.check_lengths(config, task, lambda problem: looked_at.append(problem.prompt) or [0], 512, 99)
-    assert len(looked_at) == prompts.FIRST
-    rest()
-    assert sorted(looked_at) == sorted(problem.prompt for problem in (*task.train, *task.heldout))
-    late = prompts.check_lengths(config, task, lambda problem: [99 if problem.prompt == looked_at[-1] else 0], 512, 99)
-    with pytest.raises(ConfigError, match="has token 99, but the model embeds 99"):
-        late()
-
-
 def test_the_references_window_counts_too(model: Path) -> None:
     change(model, "config.json", max_position_embeddings=10)
     assert "window of 10 " in refusal({"model.reference": str(model)})
@@ -571,7 +556,7 @@ def test_an_empty_or_new_folder_passes() -> None:
 def test_dry_run_in_python() -> None:
     out = io.StringIO()
     config = build_config({"seed": 3, "task": {"system_prompt": "[bold]x[/bold] :smile: " * 30}})
-    ready = running.dry_run(config, Console(file=out, soft_wrap=True, width=40))
+    ready = preflight.dry_run(config, Console(file=out, soft_wrap=True, width=40))
     printed, _, plan = out.getvalue().partition("# ")
-    assert build_config(yaml.safe_load(printed)) == config
+    assert build_config(yaml.safe_load(printed)) == config.with_setting("model.engine", "hf")
     assert f"{len(ready.task.train)} problems to train on" in plan

@@ -1,13 +1,11 @@
 """Loading policies and tokenizers: the built-in one, a folder, or a hub name. Checks come first and cost no weights.
 
-models = find_models(config, task.train)    # once, in the driver
-tokenizer, model = load_tokenizer(models.policy), load_model(models.policy)
+tokenizer, model = load_tokenizer(models.policy), load_model(models.policy)    # of folders.find_models
 """
 
 import copy
-import dataclasses
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -24,33 +22,11 @@ from overlaprl_ray.config import TINY, ExperimentConfig, TinyConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.architecture import check_kind, check_logits
 from overlaprl_ray.models.files import model_error
-from overlaprl_ray.models.tiny import tiny_config, tiny_folder, tiny_tokenizer
-from overlaprl_ray.tasks import Problem
+from overlaprl_ray.models.tiny import tiny_config, tiny_tokenizer
 
 disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
 Module = TypeVar("Module", bound=torch.nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-
-
-@dataclasses.dataclass(frozen=True)
-class Models:
-    """Where a run's models are: folders or hub names."""
-
-    policy: str
-    reference: str
-
-
-def find_models(config: ExperimentConfig, problems: Sequence[Problem]) -> Models:
-    """The run's models. For the built-in one that can mean to build it: so once, in the driver, after all checks."""
-
-    def place(name: str) -> str:
-        if name == TINY:
-            return str(tiny_folder(config.model.tiny, problems, config.resources.threads))
-        return os.path.expanduser(name)
-
-    policy = place(config.grpo.model_name)
-    other = config.model.reference if config.grpo.beta else None
-    return Models(policy, policy if other is None else place(other))
 
 
 def check_model(name: str, field: str, tiny: TinyConfig) -> Any:
@@ -160,8 +136,3 @@ def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: Any, name:
             f"grpo.model_name = '{name}': the ids of its EOS tokens, {list(ends)}, are beyond the model's {size}, so "
             "that no completion would end; set eos_token_id in its config.json"
         )
-
-
-def context_window(model_config: Any) -> int | None:
-    """Tokens a model can see, where its configuration says."""
-    return getattr(model_config.get_text_config(), "max_position_embeddings", None)

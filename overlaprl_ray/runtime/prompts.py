@@ -1,13 +1,10 @@
 """Every prompt as the model will see it: the chat template takes it, its tokens exist, and a completion still fits.
 
-Problems of a large data set are looked at in two parts: some before anything starts, the rest while actors load.
-
-rest = check_lengths(config, task, encoder(config, tokenizer), window=2048, vocabulary=32_000)    # ConfigError
-rest()
+check_lengths(config, task, encoder(config, tokenizer), window=2048, vocabulary=32_000)    # ConfigError in one line
 """
 
 import dataclasses
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from overlaprl_ray.config import ExperimentConfig
@@ -17,7 +14,6 @@ from overlaprl_ray.tasks import Problem, Task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-FIRST = 512  # problems looked at before a start: those with the longest texts
 Encoder = Callable[[Problem], Sequence[int]]  # the token ids of a problem's prompt
 
 
@@ -64,53 +60,31 @@ def without_long_prompts(task: Task, most: int, encoded: Encoder) -> Task:
     return dataclasses.replace(task, train=train, heldout=heldout, notices=(*task.notices, notice))
 
 
-def check_lengths(
-    config: ExperimentConfig, task: Task, encoded: Encoder, window: int | None, vocabulary: int
-) -> Callable[[], None]:
-    """Check the `FIRST` longest prompts; returns what checks the rest. Both raise `ConfigError`."""
-    problems = {
-        f"{split} problem {number}": problem
-        for split, of_split in (("training", task.train), ("held-out", task.heldout))
-        for number, problem in enumerate(of_split, start=1)
-    }
-    places = sorted(problems, key=lambda place: -len(problems[place].prompt))
-    sizes: dict[str, int] = {}  # tokens
+def check_lengths(config: ExperimentConfig, task: Task, encoded: Encoder, window: int | None, vocabulary: int) -> None:
+    """Every prompt has tokens, all of which the model embeds, and leaves room for the longest completion."""
+    sizes: dict[str, int] = {}  # tokens by place
+    longest, tokens = "", 0
     room = None if window is None else window - config.grpo.max_new_tokens
-
-    def look(some: Iterable[str]) -> None:
-        for place in some:
-            ids = encoded(problems[place])
-            sizes[place] = len(ids)
+    for split, problems in (("training", task.train), ("held-out", task.heldout)):
+        for number, problem in enumerate(problems, start=1):
+            place, ids = f"{split} problem {number}", encoded(problem)
             if not ids or max(ids) >= vocabulary:
                 fault = f"has token {max(ids)}, but the model embeds {vocabulary}" if ids else "has no tokens"
                 raise ConfigError(
-                    f"grpo.model_name = '{config.grpo.model_name}': {place}, {problems[place].prompt!r:.60}, {fault}; "
+                    f"grpo.model_name = '{config.grpo.model_name}': {place}, {problem.prompt!r:.60}, {fault}; "
                     f"{'give the tokenizer that the model was trained with' if ids else 'drop it'}"
                 )
-
-    def long() -> list[str]:
-        return [place for place, tokens in sizes.items() if room is not None and tokens > room]
-
-    def conclude() -> None:
-        longest = max(sizes, key=lambda place: sizes[place])
-        if long():
-            raise ConfigError(
-                f"grpo.max_new_tokens = {config.grpo.max_new_tokens}: {len(long())} of {len(problems)} prompts do not "
-                f"fit the model's window of {window} beside it ({', '.join(long()[:5])}; the longest has "
-                f"{sizes[longest]} tokens, {problems[longest].prompt!r:.60}); lower it, set task.max_prompt_tokens to "
-                f"{room} to leave them out, or use a model with a longer window"
-            )
-        _check_budget(config, sizes[longest])
-
-    def rest() -> None:
-        look(places[FIRST:])
-        conclude()
-
-    look(places[:FIRST])
-    if long():
-        look(places[FIRST:])  # to say how many there are in all
-    conclude()
-    return rest
+            sizes[place] = len(ids)
+            if len(ids) > tokens:
+                longest, tokens = problem.prompt, len(ids)
+    if long := [place for place, size in sizes.items() if room is not None and size > room]:
+        raise ConfigError(
+            f"grpo.max_new_tokens = {config.grpo.max_new_tokens}: {len(long)} of {len(sizes)} prompts do not fit the "
+            f"model's window of {window} beside it ({', '.join(long[:5])}; the longest has {tokens} tokens, "
+            f"{longest!r:.60}); lower it, set task.max_prompt_tokens to {room} to leave them out, or use a model with "
+            "a longer window"
+        )
+    _check_budget(config, tokens)
 
 
 def _check_budget(config: ExperimentConfig, longest: int) -> None:

@@ -15,18 +15,18 @@ from torch import Tensor
 from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.models.loading import find_models
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
 from overlaprl_ray.workers.generator import Sampler
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 
 def replay(
     config: ExperimentConfig,
-    on_step: Callable[[StepResult], None] | None = None,
+    on_step: Callable[[StepResult], Any] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     task: Task | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
@@ -38,10 +38,7 @@ def replay(
     if config.pipeline.schedule != "exact":
         raise ConfigError("pipeline.schedule = 'latest': only 'exact' can be replayed; its weights follow from timing")
     torch.set_num_threads(config.resources.threads)
-    if task is None:
-        ready = preflight(config.with_setting("output.dir", None))  # no folder: nothing is written
-        ready.rest()
-        task = ready.task
+    task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
     schedule = Schedule.of(config)
     count, steps = config.resources.num_generators, config.grpo.num_steps
     models = find_models(config, task.train)
