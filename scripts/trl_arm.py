@@ -134,7 +134,7 @@ class Clock(TrainerCallback):
         self, config: ExperimentConfig, task: Task, every: int | None, target: float | None, seconds: float | None
     ):
         self.grpo, self.every, self.target, self.seconds = config.grpo, every, target, seconds
-        self.sampler = build_sampler(config, task) if every else None
+        self.sampler = build_sampler(config, task, config.grpo.model_name) if every else None
         self.ends: list[float] = []
         self.evaluations: list[tuple[int, float]] = []
         self.zero = 0.0

@@ -15,6 +15,7 @@ from torch import Tensor
 from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
@@ -40,9 +41,10 @@ def replay(
     task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
     schedule = Schedule.of(config)
     count, steps = config.resources.num_generators, config.grpo.num_steps
-    learner = build_learner(config, task)
-    samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
-    reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
+    models = find_models(config, task.train)
+    learner = build_learner(config, models.policy)
+    samplers = [build_sampler(config, task, models.policy, share=(index, count)) for index in range(count)]
+    reference = build_reference(config, models.reference, learner=learner) if config.grpo.beta else None
     due = evaluations(steps, config.output.eval_every)
     published: dict[int, tuple[int, dict[str, Tensor]]] = {}  # step -> (version, weights) after it
     rows = []

@@ -18,7 +18,7 @@ from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.models.files import describe_start
+from overlaprl_ray.models.folders import describe_start, find_models
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
@@ -69,7 +69,9 @@ def train(
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         if checks.done():  # else the actors load their models meanwhile; a refusal ends them
             check_store(config, checks.result().published_bytes)
-        actors = Actors(config, task, plan, folder.name, progress.say)
+        with _resumable(folder):
+            models = find_models(config, task.train)
+        actors = Actors(config, task, models, plan, folder.name, progress.say)
         with _resumable(folder), _stopping(actors):
             actors.start()
             ready = checks.result()
@@ -82,7 +84,7 @@ def train(
             for notice in (f"run: {folder}", *ready.task.notices):
                 progress.say(notice)
             if config.grpo.model_name == TINY:
-                progress.say(describe_start(config.model.tiny, task.train))
+                progress.say(describe_start(models.policy))
             if context is not None:
                 provision(Path(context.address_info["session_dir"]))
                 if line := greeting(context):
