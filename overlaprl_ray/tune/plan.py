@@ -44,6 +44,7 @@ class Plan:
 
     trials: list[TrialPlan]
     dropped: list[tuple[Point, str]]
+    notes: tuple[str, ...] = ()  # what was chosen, and by what
 
     def dropped_lines(self) -> list[str]:
         """A line per reason, with the first point it applies to."""
