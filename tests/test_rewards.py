@@ -485,7 +485,7 @@ def checked(rewards_: list[str], *answers: str, **settings: object) -> tuple[str
 )  # fmt: skip
 def test_answers_that_their_reward_never_accepts_are_refused(name: str, answer: str) -> None:
     with pytest.raises(
-        ConfigError, match=r"task\.rewards: .* no answer of the data full marks \(row 0: answer '"
+        ConfigError, match=r"task\.rewards: .* full marks to no answer of the data \(row 0: answer '"
     ) as error:
         checked([name], answer, answer)
     assert repr(answer) in str(error.value)
