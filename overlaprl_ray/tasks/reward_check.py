@@ -15,7 +15,7 @@ from dataclasses import replace
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tasks import RESERVED, Problem, Task, columns_of
-from overlaprl_ray.tasks.rewards import BUILT_IN, GYM, RewardFunction, load_rewards, parameters_of, score
+from overlaprl_ray.tasks.rewards import KNOWN, RewardFunction, load_rewards, parameters_of, score
 
 LOOKED_AT = 512  # problems at most, a quarter of them held out
 
@@ -25,7 +25,7 @@ def check_rewards(task: Task, config: TaskConfig) -> Task:
     problems = [*task.heldout[: LOOKED_AT // 4], *task.train[: LOOKED_AT - LOOKED_AT // 4]]
     notices = []
     for name, function in load_rewards(task.rewards).items():
-        if name not in BUILT_IN | GYM:
+        if name not in KNOWN:
             _check_parameters(name, function, problems)
         elif name != "boxed_format" and (notice := _own_answers(name, function, problems, task, config)):
             notices.append(notice)
