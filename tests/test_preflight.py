@@ -346,7 +346,7 @@ def test_a_cached_hub_model_needs_no_hub(monkeypatch: pytest.MonkeyPatch, saved:
         (None, {}, ["task.path", "no file"]),
         ([], {}, ["task.path", "no rows"]),
         ([*ROWS[:2], "{oops"], {}, ["task.path", "line 3", "is not JSON"]),
-        ([[1, 2]], {}, ["task.path", "line 1", "named columns"]),
+        ([[1, 2]], {}, ["task.path", "item 1", "named columns"]),
         (ROWS, {"task.answer_column": "solution"}, ["task.answer_column", "'solution'", "question, answer"]),
         ([{"q": "x", "answer": "1"}] * 5, {}, ["task.question_column", "one of q, answer"]),
         ([{"question": "x", "answer": None}] * 5, {}, ["task.answer_column", "is None", "a text or a number"]),
@@ -458,8 +458,9 @@ def test_an_empty_or_new_folder_passes() -> None:
 
 def test_dry_run_in_python() -> None:
     out = io.StringIO()
-    config = build_config({"seed": 3, "task": {"system_prompt": "[bold]x[/bold] :smile: " * 30}})
-    ready = running.dry_run(config, Console(file=out, soft_wrap=True, width=40))
+    task = {"system_prompt": "[bold]x[/bold] :smile: " * 30}
+    config = build_config({"seed": 3, "model": {"engine": "hf"}, "task": task})
+    ready = preflight.dry_run(config, Console(file=out, soft_wrap=True, width=40))
     printed, _, plan = out.getvalue().partition("# ")
     assert build_config(yaml.safe_load(printed)) == config
     assert f"{len(ready.task.train)} problems to train on" in plan

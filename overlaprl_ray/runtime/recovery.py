@@ -14,7 +14,7 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.runtime.pipeline import Pipeline
 from overlaprl_ray.runtime.queue import Ticket
 from overlaprl_ray.runtime.supervisor import ActorDied, Actors
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 from overlaprl_ray.workers.watchdog import take_timeout
 
 

@@ -20,12 +20,12 @@ from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
 from overlaprl_ray.workers.generator import Sampler
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 
 def replay(
     config: ExperimentConfig,
-    on_step: Callable[[StepResult], None] | None = None,
+    on_step: Callable[[StepResult], Any] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     task: Task | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
