@@ -55,7 +55,8 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
     names = {config.grpo.model_name, (config.grpo.beta and config.model.reference) or config.grpo.model_name}
     if TINY in names:
         check_writable("OVERLAPRL_CACHE", cache_folder())
-    if names == {TINY} and config.model.engine != "vllm" and not config.model.lora_r:
+    is_chat = config.task.system_prompt is not None or task.train[0].turns
+    if names == {TINY} and config.model.engine != "vllm" and not (config.model.lora_r or is_chat):
         check_lengths(config, task, lambda problem: len(problem.prompt), CONTEXT)
         published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
         check_memory(plan, config, published)
