@@ -122,8 +122,11 @@ def test_the_size_of_the_weights_is_what_the_learner_publishes():
     config = small()
     found = preflight(config)
     learner = build_learner(config, policy_of(config, found.task))
-    assert found.published_bytes == sum(array.nbytes for array in publish(0, learner.weights()).arrays.values())
-    assert preflight(config.with_setting("model.dtype", "bfloat16")).published_bytes == found.published_bytes / 2
+    assert found.models.published_bytes == sum(array.nbytes for array in publish(0, learner.weights()).arrays.values())
+    assert (
+        preflight(config.with_setting("model.dtype", "bfloat16")).models.published_bytes
+        == found.models.published_bytes / 2
+    )
 
 
 def test_a_real_gpu_that_torch_cannot_use_ends_the_run():

@@ -13,6 +13,7 @@ from rich.console import Console
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import CONTEXT, VOCABULARY, builtin_parameters, cache_folder
+from overlaprl_ray.runtime.fingerprint import check_inputs_kept, tokenizer_inputs
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
 from overlaprl_ray.runtime.prompts import check_lengths, encoder
 from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources, resolve_engine
@@ -23,12 +24,20 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 @dataclasses.dataclass(frozen=True)
+class ModelFacts:
+    """What the checks of the models found out."""
+
+    published_bytes: int  # of one set of weights
+    inputs: dict[str, str] = dataclasses.field(default_factory=dict)  # see fingerprint.py
+
+
+@dataclasses.dataclass(frozen=True)
 class Preflight:
     """What the checks had to load anyway."""
 
     task: Task
     plan: Plan
-    published_bytes: int  # of one set of weights
+    models: ModelFacts
 
 
 def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | None = None) -> Preflight:
@@ -41,11 +50,8 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     return Preflight(task, plan, check_models(config, task, plan))
 
 
-def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
-    """Check loggers, models, and prompts against models; returns the bytes of one set of published weights.
-
-    For any but the built-in model this imports torch and transformers.
-    """
+def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> ModelFacts:
+    """Check loggers, models, and prompts against models; for any but the built-in one with torch and transformers."""
     if config.output.wandb:
         from overlaprl_ray.runs.loggers import check_loggers
 
@@ -57,7 +63,7 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
         check_lengths(config, task, lambda problem: [0] * len(problem.prompt), CONTEXT, VOCABULARY)
         published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
         check_memory(plan, config, published)
-        return published
+        return ModelFacts(published)
     from overlaprl_ray.models.architecture import check_cache
     from overlaprl_ray.models.loading import check_model, check_tokenizer, load_tokenizer, published_bytes
     from overlaprl_ray.models.lora import check_lora
@@ -67,7 +73,7 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
         check_cache(model, name)
     if config.model.lora_r:
         check_lora(config.model, model)
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, config.task.date)
     check_tokenizer(tokenizer, model, name)
     reference = check_model(other, "model.reference", config.model.tiny) if other else model
     if reference.vocab_size != model.vocab_size:
@@ -80,7 +86,10 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> int:
     check_lengths(config, task, encoder(config, tokenizer), window, model.vocab_size)
     published = published_bytes(config, model)
     check_memory(plan, config, published)
-    return published
+    inputs = tokenizer_inputs(tokenizer)
+    if config.output.dir:
+        check_inputs_kept(Path(config.output.dir), inputs)
+    return ModelFacts(published, inputs)
 
 
 def resource_plan(config: ExperimentConfig) -> Plan:
