@@ -122,7 +122,7 @@ def check_prompts(
     different = list({problem.prompt: problem for problem in problems}.values())
     theirs, _, _ = trainer._tokenize_prompts([trl_prompt(tokenizer, p, system_prompt) for p in different])
     for problem, other in zip(different, theirs, strict=True):
-        own = encode(tokenizer, problem.prompt, system_prompt)
+        own = encode(tokenizer, problem.asked, system_prompt)
         if own != list(other):
             raise RunError(f"prompt {problem.prompt!r:.80}: {own} here, {other} in TRL; they would do different work")
 

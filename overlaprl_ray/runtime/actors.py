@@ -9,10 +9,8 @@ transformers.
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout, Scores, Span, batch_of
 from overlaprl_ray.runs.environment import environment
+from overlaprl_ray.runs.imports import import_without
 from overlaprl_ray.runs.ray_metrics import Watched, during
 from overlaprl_ray.runtime.resources import tensor_bytes
 from overlaprl_ray.tasks import Task
@@ -34,16 +33,13 @@ if TYPE_CHECKING:
 
     from overlaprl_ray.runtime.weights import Published
 
-# What transformers imports into every process, where it is installed, for models and searches that are not used here.
-NOT_FOR_TRANSFORMERS = ("scipy", "sklearn")
-
 
 def _take_device(threads: int, gpu: float) -> tuple[str, int]:
     """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors.
 
     Returns the device, and how many bytes its tensors may take there (0: a CPU).
     """
-    _import_transformers()
+    import_without("transformers.modeling_utils", "scipy", "sklearn")  # for image models' losses, assisted generation
     import torch
 
     torch.set_num_threads(threads)
@@ -56,17 +52,6 @@ def _take_device(threads: int, gpu: float) -> tuple[str, int]:
         return "cuda", allowed
     check_simulated(ray.get_runtime_context().get_node_labels())
     return "cpu", 0
-
-
-def _import_transformers() -> None:
-    """Import it as if those packages were not installed: half a second and some MB less. Later imports find them."""
-    hidden = [name for name in NOT_FOR_TRANSFORMERS if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: not installed
-    try:
-        importlib.import_module("transformers.modeling_utils")
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def check_simulated(labels: Mapping[str, Any]) -> None:
@@ -101,7 +86,7 @@ class GeneratorActor(Watched):
         """Held-out accuracy of the policy after a step."""
         self._load(step, published)
         started = time.time()
-        accuracy, n = self.sampler.evaluate()
+        accuracy, n = self.sampler.evaluate(step)
         return Evaluation(step, published.version, accuracy, n, (started, time.time()))
 
     def _load(self, step: int, published: Published) -> Span:

@@ -13,7 +13,7 @@ from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import check_model_files
 from overlaprl_ray.runs.files import LOCK
 from overlaprl_ray.tasks import Task, build_task
-from overlaprl_ray.tasks.rewards import load_rewards
+from overlaprl_ray.tasks.reward_check import check_rewards
 
 
 def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
@@ -29,7 +29,7 @@ def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
         check_model_files(config.model.reference, "model.reference")
     task = build_task(config.task)
     check_importable(task.rewards)
-    load_rewards(task.rewards)
+    task = check_rewards(task, config.task)
     weights = config.task.reward_weights
     if weights is not None and len(weights) != len(task.rewards):
         raise ConfigError(

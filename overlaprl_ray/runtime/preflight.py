@@ -24,20 +24,13 @@ GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg", "/dev/kfd")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelFacts:
-    """What the checks of the models found out."""
-
-    published_bytes: int  # of one set of weights
-    inputs: dict[str, str] = dataclasses.field(default_factory=dict)  # see fingerprint.py
-
-
-@dataclasses.dataclass(frozen=True)
 class Preflight:
     """What the checks had to load anyway."""
 
     task: Task
     plan: Plan
-    models: ModelFacts
+    published_bytes: int  # of one set of weights
+    inputs: dict[str, str] = dataclasses.field(default_factory=dict)  # of the models: see fingerprint.py
 
 
 def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | None = None) -> Preflight:
@@ -47,11 +40,14 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     """
     task = task or check_inputs(config, resuming)
     plan = resource_plan(config)
-    return Preflight(task, plan, check_models(config, task, plan))
+    return check_models(config, task, plan)
 
 
-def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> ModelFacts:
-    """Check loggers, models, and prompts against models; for any but the built-in one with torch and transformers."""
+def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
+    """Check loggers, models, and prompts against models.
+
+    For any but the built-in model this imports torch and transformers.
+    """
     if config.output.wandb:
         from overlaprl_ray.runs.loggers import check_loggers
 
@@ -63,10 +59,11 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> ModelFacts
         check_lengths(config, task, lambda problem: [0] * len(problem.prompt), CONTEXT, VOCABULARY)
         published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
         check_memory(plan, config, published)
-        return ModelFacts(published)
+        return Preflight(task, plan, published)
     from overlaprl_ray.models.architecture import check_cache
     from overlaprl_ray.models.loading import check_model, check_tokenizer, load_tokenizer, published_bytes
     from overlaprl_ray.models.lora import check_lora
+    from overlaprl_ray.workers.generator import check_prompts
 
     model = check_model(name, "grpo.model_name", config.model.tiny)
     if config.model.engine != "vllm":
@@ -84,12 +81,13 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> ModelFacts
     windows = [getattr(each, "max_position_embeddings", None) for each in (model, reference)]
     window = min((tokens for tokens in windows if tokens is not None), default=None)
     check_lengths(config, task, encoder(config, tokenizer), window, model.vocab_size)
+    task = check_prompts(config, task, tokenizer)
     published = published_bytes(config, model)
     check_memory(plan, config, published)
     inputs = tokenizer_inputs(tokenizer)
     if config.output.dir:
         check_inputs_kept(Path(config.output.dir), inputs)
-    return ModelFacts(published, inputs)
+    return Preflight(task, plan, published, inputs)
 
 
 def resource_plan(config: ExperimentConfig) -> Plan:

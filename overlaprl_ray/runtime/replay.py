@@ -77,5 +77,5 @@ def replay(
 def _evaluate(sampler: Sampler, step: int, version: int, weights: dict[str, Tensor]) -> Evaluation:
     started = time.time()
     sampler.engine.load_weights(version, weights)
-    accuracy, n = sampler.evaluate()
+    accuracy, n = sampler.evaluate(step)
     return Evaluation(step, version, accuracy, n, (started, time.time()))

@@ -43,7 +43,7 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
     resume_from = 0 if again else None
     with locked(folder):
         recorder = Recorder(folder, config, ready.plan.cores, environment, progress, on_row, resume_from)
-        keep_inputs(folder, inputs | ready.models.inputs)
+        keep_inputs(folder, inputs | ready.inputs)
         with recorded(recorder) as summary:
             replay(config, recorder.add_step, recorder.add_evaluation, ready.task)
     return summary

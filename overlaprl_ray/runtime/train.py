@@ -77,13 +77,14 @@ def train(
         actors = Actors(config, task, models, plan, folder.name, progress.say)
         with _resumable(folder), _stopping(actors):
             actors.start()
-            check_store(config, checks.result().published_bytes)
+            ready = checks.result()
+            check_store(config, ready.published_bytes)
             start = newest_checkpoint(folder, config, progress.say) if resuming else None
             resume_from = (start.step if start else 0) if resuming else None
             if resuming:
                 clear_scratch(folder)
                 progress.say(f"resuming after step {resume_from}")
-            for notice in (f"run: {folder}", *task.notices):
+            for notice in (f"run: {folder}", *ready.task.notices):
                 progress.say(notice)
             if config.grpo.model_name == TINY:
                 progress.say(describe_start(models.policy))
@@ -93,7 +94,7 @@ def train(
                     progress.say(line)
             progress.say(f"actors load or build the model: {'; '.join([*plan.lines(), engine])}")
             record = Recorder(folder, config, plan.cores, actors.environment, progress, on_row, resume_from)
-            keep_inputs(folder, inputs | checks.result().inputs)
+            keep_inputs(folder, inputs | ready.inputs)
             with recorded(record) as summary, _stopping(actors):  # first: they would slow down all that is left to do
                 pipeline = Pipeline(config, actors, record, start)
                 mps = plan.cores is None and under_mps()
@@ -142,7 +143,7 @@ def check_socket_path() -> None:
 
     session = Path(get_default_ray_temp_dir()) / f"session_2026-12-31_23-59-59_123456_{os.getpid()}"
     excess = len(os.fsencode(session / "sockets" / "plasma_store")) - SOCKET_PATH
-    if excess > 0 and "RAY_ADDRESS" not in os.environ:
+    if excess > 0 and os.environ.get("RAY_ADDRESS", "local") == "local":
         variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
         raise ConfigError(
             f"{variable} = '{os.environ.get(variable)}': its path is {excess} bytes too long for the sockets that Ray "

@@ -50,7 +50,7 @@ def _build_vllm(
         generation = None
     ends = eos_ids(AutoConfig.from_pretrained(folder, trust_remote_code=False), tokenizer, generation)
     problems = (*task.train, *task.heldout)
-    longest = max(len(encode(tokenizer, problem.prompt, config.task.system_prompt)) for problem in problems)
+    longest = max(len(encode(tokenizer, problem.asked, config.task.system_prompt)) for problem in problems)
     return VLLMEngine(
         folder, config.model.dtype, tokenizer.pad_token_id, ends, longest + config.grpo.max_new_tokens, memory
     )
