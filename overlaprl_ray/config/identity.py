@@ -23,6 +23,7 @@ NO_PART = (
     "pipeline.timeout_s",
     "pipeline.max_restarts",
     "task.reward_timeout_s",
+    "task.date",  # it may do so: then it is compared as data are
     "resources.start_timeout_s",
     "resources.generator_gpu",
     "resources.reference_gpu",

@@ -17,6 +17,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import batch_of
+from overlaprl_ray.runtime.fingerprint import dated
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
@@ -38,6 +39,7 @@ def replay(
     if config.pipeline.schedule != "exact":
         raise ConfigError("pipeline.schedule = 'latest': only 'exact' can be replayed; its weights follow from timing")
     torch.set_num_threads(config.resources.threads)
+    config = dated(config)
     task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
     schedule = Schedule.of(config)
     count, steps = config.resources.num_generators, config.grpo.num_steps

@@ -20,6 +20,8 @@ from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.progress import Progress
 from overlaprl_ray.runs.recorder import OnRow, Recorder
+from overlaprl_ray.runtime.fingerprint import check_inputs_kept, dated, keep_inputs, task_inputs
+from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.runtime.recording import finished_summary, recorded
 from overlaprl_ray.runtime.replay import replay
@@ -42,13 +44,17 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
     again = (folder / "config.yaml").exists()
     if again and (summary := finished_summary(folder, config)):
         return summary
-    ready = preflight(config, resuming=again)
+    config, task = dated(config, folder), check_inputs(config, again)
+    inputs = task_inputs(config, task)
+    check_inputs_kept(folder, inputs)
+    ready = preflight(config, again, task)
     progress = Progress(config.grpo.num_steps, Console(quiet=True))
     resume_from = 0 if again else None
     set_seed(config.seed)  # for rewards that draw: nothing else here uses the global generators
     try:
         with locked(folder):
             recorder = Recorder(folder, config, ready.plan.cores, environment, progress, on_row, resume_from)
+            keep_inputs(folder, inputs | ready.inputs)
             with recorded(recorder) as summary:
                 replay(config, recorder.add_step, recorder.add_evaluation, ready.task)
     finally:
