@@ -93,6 +93,19 @@ class PipelineConfig(Group):
         0.0, description="chance of a late batch, made with weights late_lag steps older than its lag says, 0 to 1"
     )
     late_lag: int = Field(8, ge=1, le=64, description="how much older the weights of a late batch are, steps, 1 to 64")
+    generation: Literal["batch", "stream"] = Field(
+        "batch",
+        description="batch: whole batches; stream: groups, each admitted when one has ended, and new weights are taken "
+        "over between tokens",
+    )
+    slots: Count | None = Field(
+        None, description="stream: rows decoded at a time, >= grpo.group_size; null = a batch's"
+    )
+    delay: Whole | None = Field(
+        None,
+        description="stream, exact: ticks (tokens of each row) from a batch's end until the weights of its step are "
+        "taken over, >= 0; null = grpo.max_new_tokens",
+    )
     schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
     timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
     max_restarts: Whole = Field(3, description="actors that may die and be restarted in one run, >= 0")
@@ -169,6 +182,8 @@ class ExperimentConfig(Group):
                 f"output.checkpoint_every={self.output.checkpoint_every} cannot be combined with pipeline.late_share="
                 f"{self.pipeline.late_share}: no checkpoint holds weights so old; set it to 0"
             )
+        if self.pipeline.generation == "stream":
+            self._check_stream()
         if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
             raise ValueError(
                 f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
@@ -186,6 +201,24 @@ class ExperimentConfig(Group):
                 f"{tiny.heads} makes {tiny.hidden // tiny.heads}; try heads=2 and hidden=64"
             )
         return self
+
+    def _check_stream(self) -> None:
+        slots, group = self.pipeline.slots, self.grpo.group_size
+        refused = {
+            f"model.engine={self.model.engine}": (self.model.engine != "hf", "use hf"),
+            f"resources.num_generators={self.resources.num_generators}": (
+                self.resources.num_generators > 1, "one keeps all rows; set it to 1"
+            ),
+            f"pipeline.late_share={self.pipeline.late_share}": (self.late_lag > 0, "set it to 0"),
+            f"output.checkpoint_every={self.output.checkpoint_every}": (
+                self.output.checkpoint_every > 0, "rows that run are not saved yet; set it to 0"
+            ),
+        }  # fmt: skip
+        for setting, (wrong, remedy) in refused.items():
+            if wrong:
+                raise ValueError(f"{setting} cannot be combined with pipeline.generation=stream: {remedy}")
+        if slots is not None and slots < group:
+            raise ValueError(f"pipeline.slots={slots} holds no group of grpo.group_size={group}; raise it to that")
 
     @property
     def lag(self) -> int:

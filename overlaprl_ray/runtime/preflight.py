@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.grpo import TINY
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.models.architecture import check_cache, check_logits
+from overlaprl_ray.models.architecture import check_cache, check_joinable, check_logits
 from overlaprl_ray.models.loading import check_model, context_window, eos_ids, load_tokenizer, published_bytes
 from overlaprl_ray.models.lora import check_lora
 from overlaprl_ray.models.tiny import cache_folder
@@ -47,6 +47,8 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     check_logits(model_config, config.grpo.model_name, "grpo.model_name")
     if config.model.engine == "hf":
         check_cache(model_config, config.grpo.model_name)
+    if config.pipeline.generation == "stream":
+        check_joinable(model_config, config.grpo.model_name)
     if config.model.lora_r:
         check_lora(config.model, model_config)
     tokenizer = load_tokenizer(config.grpo.model_name)
