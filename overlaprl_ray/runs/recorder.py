@@ -5,7 +5,6 @@ recorder.step(result); recorder.evaluation(evaluation); recorder.summary(status=
 """
 
 import json
-import math
 import time
 from datetime import datetime
 from pathlib import Path
@@ -18,7 +17,7 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
 from overlaprl_ray.runs.discard_report import discard_report
 from overlaprl_ray.runs.environment import environment
-from overlaprl_ray.runs.files import cut_back, replace_text, writing
+from overlaprl_ray.runs.files import as_json, cut_back, replace_text, writing
 from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.notices import notices
 from overlaprl_ray.runs.summary import WARM_UP, summarize
@@ -87,7 +86,9 @@ class Recorder:
         """Complete a step's row with totals and times, and write it; returns the row."""
         last = self.rows[-1] if self.rows else {"tokens": 0, "samples": 0}
         metrics, times = dict(result.metrics), self._times(result.spans)
-        tokens = metrics.pop("tokens")
+        tokens, waited = metrics.pop("tokens"), metrics.pop("time/generator_wait", 0.0)  # in the middle of a batch
+        times["time/generate"] -= waited
+        times["time/generator_wait"] += waited
         row = {
             "step": metrics.pop("step"),
             "version": metrics.pop("version"),
@@ -159,10 +160,8 @@ class Recorder:
         }
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
-        # JSON has neither NaN nor infinity
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with writing(self.folder), (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(as_json(row) + "\n")
 
 
 def _length(span: Span) -> float:
