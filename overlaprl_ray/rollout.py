@@ -17,6 +17,16 @@ Span = tuple[float, float]  # start and end, seconds since the epoch
 
 
 @dataclasses.dataclass(frozen=True)
+class Unused:
+    """What was generated for a batch and not picked from it."""
+
+    rows: int
+    tokens: int
+    reward: float  # sum over rows
+    silent_groups: int  # groups without signal
+
+
+@dataclasses.dataclass(frozen=True)
 class Rollout:
     """One generated and scored batch (or a generator's share of it).
 
@@ -48,10 +58,11 @@ class Rollout:
     fault: str | None = None  # why it cannot be trained on: its rewards failed
     versions: Tensor | None = None  # (B, T) int64, of the weights that sampled each token; None: all `version`
     stream: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the step's row says of its ticks
+    unused: Unused | None = None  # where more was generated than is trained on
 
     @property
     def tokens(self) -> int:
-        """Generated tokens."""
+        """Tokens to train on."""
         return int(self.completion_mask.sum())
 
 
@@ -142,8 +153,31 @@ def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
     )
 
 
+def batch_of(shards: Sequence[Rollout], groups: int) -> Rollout:
+    """One batch out of its generators' shares: the first `groups` groups with signal, filled up with those without.
+
+    Dynamic sampling as in DAPO (arXiv 2503.14476), with a fixed number of prompts: what is picked is a function of the
+    batch alone. The picked groups keep their order.
+    """
+    whole = merge(shards)
+    names, group = whole.groups.unique(return_inverse=True)
+    if len(names) <= groups:
+        return whole
+    silent = torch.ones(len(names), dtype=torch.bool)
+    silent[group[whole.advantages != 0]] = False
+    picked = silent.int().argsort(stable=True)[:groups]
+    used = torch.isin(group, picked)
+    unused = Unused(
+        rows=int((~used).sum()),
+        tokens=int(whole.completion_mask[~used].sum()),
+        reward=float(whole.rewards[~used].double().sum()),
+        silent_groups=int(silent.sum() - silent[picked].sum()),
+    )
+    return dataclasses.replace(rows_of(whole, used.nonzero().flatten()), unused=unused)
+
+
 def merge(shards: Sequence[Rollout]) -> Rollout:
-    """One batch out of its generators' shares, in row order. Padding is widened to the longest share."""
+    """Shares of one batch as one, in row order. Padding is widened to the longest share."""
     if len(shards) == 1:
         return shards[0]
     stamps = {(s.batch, s.version, s.weights_step) for s in shards}

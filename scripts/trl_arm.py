@@ -57,7 +57,9 @@ def trl_settings(config: ExperimentConfig, bf16: Bf16, steps: int) -> dict[str, 
         "beta": grpo.beta,
         "use_bias_correction_kl": grpo.use_bias_correction_kl,
         "epsilon": grpo.clip_eps,
-        "epsilon_high": grpo.clip_eps_high,
+        "epsilon_high": grpo.trust_region[1]
+        if grpo.loss_type == "cispo"
+        else grpo.clip_eps_high,  # there the cap itself
         "delta": grpo.dual_clip,
         "loss_type": grpo.loss_type,
         "importance_sampling_level": grpo.importance_level,
@@ -83,6 +85,7 @@ def _refuse(config: ExperimentConfig, micro: int) -> None:
     """What cannot be compared, because TRL has no such thing or another one of the same name."""
     grpo = config.grpo
     only = {
+        "grpo.oversample": (grpo.oversample, 1.0),
         "grpo.num_minibatches": (grpo.num_minibatches, 1),
         "grpo.num_iterations": (grpo.num_iterations, 1),
         "grpo.correction": (grpo.correction, "none"),

@@ -143,6 +143,7 @@ BAD: list[tuple[str, Any]] = [
     *[("grpo.adam_eps", x) for x in (0, -1e-8, 2, nan, inf)],
     *[("grpo.use_bias_correction_kl", x) for x in (1, "yes", None)],
     *[("grpo.correction_cap", x) for x in (0, nan, inf)],
+    *[("grpo.correction_band", x) for x in ([0, 1], [1], 0.5, [0.5, nan])],
     *[("grpo.scale_rewards", x) for x in (1, 0, "yes", "true", None, 1.0)],
     *[("grpo.model_name", x) for x in (5, None, True, ["a"], 1.5)],
     *[(f"grpo.{n}", "other") for n in ("kl_penalty", "loss_type", "importance_level", "correction")],

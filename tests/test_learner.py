@@ -174,7 +174,7 @@ def test_minibatches_are_updates_on_whole_groups(model, rollout):
 
 
 @pytest.mark.parametrize("rule", ["none", "version", "opsm", "m2po", "kl"])
-@pytest.mark.parametrize("correction", ["none", "truncated", "decoupled"])
+@pytest.mark.parametrize("correction", ["none", "truncated", "decoupled", "icepop", "sequence_mask"])
 def test_every_rule_goes_with_every_correction(model, rollout, rule, correction):
     staleness = {"rule": rule, "kl_fresh": 1e-4, "kl_stale": 5.0, "m2po_tau": 1e-3}
     shape = {"num_minibatches": 2, "num_iterations": 2, "micro_batch_size": 4, "correction": correction}

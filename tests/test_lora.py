@@ -176,9 +176,12 @@ def test_saved_adapter_and_merged_model_are_the_policy(task, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_merged_copy_is_a_plain_model(task, tmp_path, dtype):
+def test_the_merged_copy_is_a_plain_model(task, tmp_path, monkeypatch, dtype):
     learner, _, _ = trained(config_of(model={"dtype": dtype}), task)
-    plain = learner.master_copy()
+    with monkeypatch.context() as patch:  # each parameter goes to the CPU by itself: a GPU has no room for a second set
+        patch.setattr(torch.nn.Parameter, "__deepcopy__", lambda parameter, memo: pytest.fail("copied on its device"))
+        plain = learner.master_copy()
+    assert {p.device.type for p in plain.parameters()} == {"cpu"}
     exact = copy.deepcopy(learner.model).float()
     assert (logits(plain) - logits(exact)).abs().max() < 1e-4
     assert (logits(plain) - logits(load_model(config_of(), "tiny", task))).abs().max() > 1e-2

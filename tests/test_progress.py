@@ -25,7 +25,7 @@ def row(step: int, **values) -> dict:
     return {
         "step": step, "wall_s": 0.5 * step, "reward": 0.01 * step, "staleness/kl": 0.012, "staleness/lag": 1,
         "staleness/weight": 0.75, "staleness/decision": "stale", "tokens_per_s": 1234.0, "time/generate": 0.3,
-        "time/weights": 0.1, "time/reference": 0.1, "time/train": 0.5, "time/step": 0.5,
+        "time/weights": 0.1, "time/publish": 0.0, "time/reference": 0.1, "time/train": 0.5, "time/step": 0.5,
         "memory/generator_gb": 0.5, "memory/learner_gb": 0.75, **values,
     }  # fmt: skip
 

@@ -71,5 +71,5 @@ def test_commit_of_a_checkout_only(tmp_path, monkeypatch):
     [("sync", 0, 2, 10), ("async", 1, 2, 6), ("overlap", 1, 2, 5), ("overlap", 4, None, 4), ("overlap", 4, 8, 4)],
 )
 def test_bounds_by_hand(mode, lag, cores, expected):
-    stages = {"generate": 3.5, "reference": 2.0, "train": 4.0, "weights": 0.5}
+    stages = {"generate": 3.5, "reference": 2.0, "train": 3.75, "weights": 0.75, "publish": 0.25}
     assert bounds(stages, mode, lag, cores) == {"serial": 10.0, "bound": expected}

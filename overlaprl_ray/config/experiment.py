@@ -189,7 +189,7 @@ class ExperimentConfig(Group):
                 f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
                 f"{str(self.output.save_final).lower()}: there is nothing to merge; set it to false"
             )
-        if self.model.lora_r and self.model.engine != "hf":
+        if self.model.lora_r and self.model.engine == "vllm":
             raise ValueError(
                 f"model.lora_r={self.model.lora_r} goes only with model.engine=hf, not {self.model.engine}; use hf, "
                 "or model.lora_r=0"
@@ -205,7 +205,8 @@ class ExperimentConfig(Group):
     def _check_stream(self) -> None:
         slots, group = self.pipeline.slots, self.grpo.group_size
         refused = {
-            f"model.engine={self.model.engine}": (self.model.engine != "hf", "use hf"),
+            f"model.engine={self.model.engine}": (self.model.engine == "vllm", "use hf"),
+            f"grpo.oversample={self.grpo.oversample:g}": (self.grpo.oversample > 1, "set it to 1"),
             f"resources.num_generators={self.resources.num_generators}": (
                 self.resources.num_generators > 1, "one keeps all rows; set it to 1"
             ),

@@ -42,8 +42,9 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def essentials(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a run's numbers depend on, by dotted name."""
-    return {name: value for name, value in flatten(values) if not name.startswith(NO_PART)}
+    """The settings that a run's numbers depend on, by dotted name. An engine not decided on stands for the default."""
+    found = {name: value for name, value in flatten(values) if not name.startswith(NO_PART)}
+    return found | ({"model.engine": "hf"} if found.get("model.engine") == "auto" else {})
 
 
 def _defaults(config: ExperimentConfig) -> dict[str, Any]:

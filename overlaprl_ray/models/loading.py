@@ -4,8 +4,10 @@ tokenizer = load_tokenizer(config.grpo.model_name)
 model = load_model(config, config.grpo.model_name, task)
 """
 
+import copy
 import os
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
@@ -26,6 +28,7 @@ from overlaprl_ray.models.tiny import tiny_config, tiny_folder, tiny_tokenizer
 from overlaprl_ray.tasks import Task
 
 disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
+Module = TypeVar("Module", bound=torch.nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -95,6 +98,17 @@ def load_model(
         folder, config=architecture, dtype=DTYPES[dtype or config.model.dtype], use_safetensors=True
     )
     return model.to(device).eval()  # type: ignore[arg-type]  # its decorator hides the signature
+
+
+def cpu_copy(module: Module, values: Mapping[torch.nn.Parameter, torch.Tensor]) -> Module:
+    """A float32 copy on the CPU, with other values for some parameters; not one more byte on the module's device."""
+    # deepcopy takes these for copies that it has made already
+    taken: dict[int, Any] = {
+        id(p): torch.nn.Parameter(values.get(p, p).detach().to("cpu", copy=True), p.requires_grad)
+        for p in module.parameters()
+    }
+    taken |= {id(buffer): buffer.to("cpu", copy=True) for buffer in module.buffers()}
+    return copy.deepcopy(module, taken).float()
 
 
 def eos_ids(model_config: Any, tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> tuple[int, ...]:

@@ -20,6 +20,7 @@ WIDTH_IN, LANES_IN, CHARACTER_IN = 13.0, 11.0, 0.072  # inches: figure, lanes, o
 KINDS = {
     "generate": ("#0072B2", "white", "generate (7 ← w5: batch 7, with the weights after step 5)"),
     "load": ("#4D4D4D", "white", "load weights"),
+    "publish": ("#8C8C8C", "white", "publish weights"),
     "reference": ("#E69F00", "black", "score with the reference"),
     "train": ("#009E73", "white", "judge and train"),
     "discard": ("#B5E2D5", "black", "judged, then discarded"),
@@ -75,7 +76,7 @@ def _bars(timeline: Timeline) -> Iterator[tuple[str, str, Span, list[str]]]:
                 labels = [f"{step.step} ← w{step.weights_step}", *labels]
             elif stage == "train" and step.decision == "discard":
                 kind, labels = "discard", [f"{step.step} discarded", f"{step.step} ×", *labels]
-            yield LANES[stage], kind, span, [] if stage == "load" else labels
+            yield LANES[stage], kind, span, [] if stage in ("load", "publish") else labels
     for done in timeline.evaluations:
         yield LANES["evaluate"], "evaluate", done.span, [f"evaluate w{done.step}", f"w{done.step}"]
 

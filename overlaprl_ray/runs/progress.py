@@ -24,7 +24,7 @@ from overlaprl_ray.workers.metrics import Evaluation
 LINE_EVERY_S, LINE_EVERY_SHARE, LINE_AFTER_S = 10.0, 0.02, 300.0
 RECENT = 20  # steps that "now" means
 
-LANES = {"generator": ("generate", "weights"), "reference": ("reference",), "learner": ("train",)}
+LANES = {"generator": ("generate", "weights"), "reference": ("reference",), "learner": ("train", "publish")}
 
 
 class Progress:
@@ -95,6 +95,7 @@ class Progress:
         table.add_row("staleness", f"KL {_text(kl, '.2g')}  lag {lag}  weight {_text(weight, '.2f')}  |  {judged}")
         seconds = sum(r["time/step"] for r in self.rows)
         worked = {lane: sum(r[f"time/{s}"] or 0.0 for r in self.rows for s in stages) for lane, stages in LANES.items()}
+        worked["generator"] -= sum(r["time/publish"] for r in self.rows)  # the learner's part of `weights`
         meters = [f"{lane} {_meter(busy / seconds)}" for lane, busy in worked.items() if busy and seconds]
         table.add_row("at work", "  ".join(meters))
         speed = f"{len(self.rows) / seconds if seconds else 0:.2f} steps/s  {row['tokens_per_s'] or 0:,.0f} tokens/s"

@@ -145,18 +145,21 @@ class Recorder:
     def _times(self, spans: dict[str, Span]) -> dict[str, Any]:
         """Seconds of each stage, waits between them, and the step's own time with evaluations taken out."""
         before = self.spans[-1].spans if self.spans else None
-        learner_gap = (before["train"][1] if before else spans["load"][0], spans["train"][0])
+        ended = before["train"][1] if before else spans["load"][0]
+        learner_gap = (before.get("publish", before["train"])[1] if before else ended, spans["train"][0])
         generator_gap = (before["generate"][1] if before else spans["load"][0], spans["load"][0])
         evaluated = [evaluation.span for evaluation in self.evaluations]
         paused = _overlap(learner_gap, evaluated)  # the learner had to wait for an evaluation
+        published = _length(spans["publish"]) if "publish" in spans else 0.0  # a serial run publishes nothing
         return {
             "time/generate": _length(spans["generate"]),
             "time/reference": _length(spans["reference"]) if "reference" in spans else None,
             "time/train": _length(spans["train"]),
-            "time/weights": _length(spans["load"]),
+            "time/weights": _length(spans["load"]) + published,
+            "time/publish": published,
             "time/learner_wait": max(0.0, _length(learner_gap) - paused),
             "time/generator_wait": max(0.0, _length(generator_gap) - _overlap(generator_gap, evaluated)),
-            "time/step": spans["train"][1] - learner_gap[0] - paused,
+            "time/step": spans["train"][1] - ended - paused,
         }
 
     def _append(self, name: str, row: dict[str, Any]) -> None:

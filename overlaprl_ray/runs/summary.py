@@ -11,7 +11,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.workers.metrics import Evaluation
 
 WARM_UP = 5  # steps left out of speeds: the first ones allocate, compile kernels and fill the pipeline
-STAGES = ("generate", "reference", "train", "weights")
+STAGES = ("generate", "reference", "train", "weights", "publish")  # publishing is a part of `weights`
 
 
 def bounds(stages: dict[str, float], mode: str, lag: int, cores: int | None) -> dict[str, float]:
@@ -20,10 +20,11 @@ def bounds(stages: dict[str, float], mode: str, lag: int, cores: int | None) -> 
     Batch k+1 cannot start before step k-lag is done, hence serial / (lag + 1). `cores` is how many stages a CPU can
     run at once; None on a GPU, where `bound` assumes no contention and is no physical limit.
     """
-    serial = sum(stages.values())
-    learner = stages["train"] + (0.0 if mode == "overlap" else stages["reference"])
+    publish = stages["publish"]  # by the learner; the rest of `weights` is loading, by the generator
+    serial = sum(stages.values()) - publish
+    learner = stages["train"] + publish + (0.0 if mode == "overlap" else stages["reference"])
     reference = stages["reference"] if mode == "overlap" else 0.0
-    lanes = (stages["weights"] + stages["generate"], reference, learner)
+    lanes = (stages["weights"] - publish + stages["generate"], reference, learner)
     return {"serial": serial, "bound": max(*lanes, serial / (lag + 1), serial / cores if cores else 0.0)}
 
 
@@ -39,7 +40,7 @@ def summarize(
     accuracies = [evaluation.accuracy for evaluation in evaluations]
     steady = rows[WARM_UP:] or rows
     seconds = sum(row["time/step"] for row in steady)
-    stages = {stage: fmean(row[f"time/{stage}"] or 0.0 for row in steady) for stage in STAGES} if rows else None
+    stages = {stage: fmean(row.get(f"time/{stage}") or 0.0 for row in steady) for stage in STAGES} if rows else None
     decisions = Counter(row["staleness/decision"] for row in rows)
     kls = [row["staleness/kl"] for row in rows if row["staleness/kl"] is not None]
     return {

@@ -15,7 +15,7 @@ from overlaprl_ray.rollout import Span
 from overlaprl_ray.runs.files import replace_text
 
 LANES = {"load": "generator", "generate": "generator", "evaluate": "generator", "reference": "reference",
-         "train": "learner"}  # fmt: skip
+         "train": "learner", "publish": "learner"}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ them.
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,26 +19,32 @@ import torch
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.models.loading import load_tokenizer
-from overlaprl_ray.rollout import Rollout, Scores, Span, merge
+from overlaprl_ray.rollout import Rollout, Scores, Span, batch_of
 from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
 from overlaprl_ray.runs.ray_metrics import Watched, during
-from overlaprl_ray.runtime.weights import Published, publish, received
+from overlaprl_ray.runtime.resources import tensor_bytes
+from overlaprl_ray.runtime.weights import Published, publish, received, to_host
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
 from overlaprl_ray.workers.learner import Learner
 from overlaprl_ray.workers.metrics import Evaluation, StepResult
 
 
-def _take_device(threads: int, gpu: float) -> str:
-    """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors."""
+def _take_device(threads: int, gpu: float) -> tuple[str, int]:
+    """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors.
+
+    Returns the device, and how many bytes its tensors may take there (0: a CPU).
+    """
     torch.set_num_threads(threads)
     if not gpu:
-        return "cpu"
+        return "cpu", 0
     if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gpu))
-        return "cuda"
+        total = torch.cuda.get_device_properties(0).total_memory
+        allowed = tensor_bytes(gpu, total)
+        torch.cuda.set_per_process_memory_fraction(allowed / total)
+        return "cuda", allowed
     check_simulated(ray.get_runtime_context().get_node_labels())
-    return "cpu"
+    return "cpu", 0
 
 
 def check_simulated(labels: Mapping[str, Any]) -> None:
@@ -55,8 +61,7 @@ class GeneratorActor(Watched):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
         super().__init__(config)
-        device = _take_device(config.resources.threads, gpu)
-        self.sampler = build_sampler(config, task, device, share, gpu if device == "cuda" else 0.0)
+        self.sampler = build_sampler(config, task, *_take_device(config.resources.threads, gpu), share=share)
         self.loaded_step = -1
 
     @during("generate")
@@ -85,12 +90,12 @@ class ReferenceActor(Watched):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
         super().__init__(config)
-        self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu))
+        self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu)[0])
 
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
         """Reference logprobs of a batch; `after` only makes the call wait until that step is done."""
-        return self.reference.score(merge(shares))
+        return self.reference.score(batch_of(shares, self.reference.config.grpo.num_prompts_per_step))
 
 
 class LearnerActor(Watched):
@@ -99,7 +104,8 @@ class LearnerActor(Watched):
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
         super().__init__(config)
         self.config = config
-        self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
+        self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu)[0])
+        self.buffers: dict[torch.dtype, torch.Tensor] = {}  # for weights on their way from a GPU
         self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
         self.tokenizer = load_tokenizer(config.grpo.model_name)
         self.writer = CheckpointWriter(config, self.tokenizer)
@@ -112,17 +118,28 @@ class LearnerActor(Watched):
     @during("publish")
     def publish(self) -> Published:
         """The weights as they are now."""
-        return publish(self.learner.version, self.learner.weights())
+        weights = self.learner.weights()
+        return publish(self.learner.version, weights if self.device() == "cpu" else to_host(weights, self.buffers))
+
+    def train(self, scores: Scores | None, *shares: Rollout) -> Iterator[Published | StepResult]:
+        """One training step: the weights after it and its numbers, as two objects. Every batch once, in order.
+
+        Ray stores the weights before it asks for the numbers, which therefore say how long that took.
+        """
+        result = self._train(batch_of(shares, self.config.grpo.num_prompts_per_step), scores)
+        started, before = time.time(), self.enter("publish")
+        yield self.publish()
+        result.spans["publish"] = (started, time.time())
+        self.enter(before)
+        yield result
 
     @during("train")
-    def train(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
-        """One training step; its numbers and the weights after it, as two objects. Every batch once, in order."""
-        rollout = merge(shares)
+    def _train(self, rollout: Rollout, scores: Scores | None) -> StepResult:
         if rollout.batch != self.finished + 1:
             raise RunError(f"batch {rollout.batch} came to the learner after step {self.finished}")
         result = self.learner.step(rollout, self._score(rollout) if self.reference else scores)
         self.finished = rollout.batch
-        return result, self.publish()
+        return result
 
     @during("score")
     def _score(self, rollout: Rollout) -> Scores:

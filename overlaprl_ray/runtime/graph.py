@@ -35,16 +35,19 @@ class Graph:
     def __init__(self, config: ExperimentConfig, actors: Actors, folder: Path, start: Checkpoint | None = None):
         self.config, self.actors, self.folder = config, actors, folder
         self.schedule = Schedule.of(config)
-        self.exact = config.pipeline.schedule == "exact"
+        self.stream = config.pipeline.generation == "stream"
+        # whether it is known ahead which weights a call gets; a stream's get all that can be due in it
+        self.exact = config.pipeline.schedule == "exact" or self.stream
         self.last = config.grpo.num_steps
         self.base = start  # the newest checkpoint, which a new learner starts from; None: the initial model
         self.since_base: dict[int, Ticket] = {}  # batches submitted since then; without checkpoints, none
         self.finished = self.base_step  # the last step whose result was collected
-        # Under the exact schedule one batch more than may have started is submitted: it waits for its weights in the
+        # Then one batch more than may have started is submitted: it waits for its weights in the
         # generator's inbox, so that no time passes between their publication and its start.
         self.queue = RolloutQueue(capacity=config.lag + 1 + self.exact)
         self.end = Ticket(self.last + 1, self.last)  # no batch: the evaluations after the last one
-        self.due = [s for s in evaluations(self.last, config.output.eval_every) if s >= self.finished]
+        due = evaluations(self.last, config.output.eval_every) if not self.stream else []  # it evaluates by itself
+        self.due = [step for step in due if step >= self.finished]
         self.weights: dict[int, Any] = {}  # step -> Published
         self.restored: dict[int, Ticket] = {}  # batches to come whose rollouts the base holds
         self._load_base()
@@ -79,6 +82,10 @@ class Graph:
         """Submit the evaluations that remain after the last batch."""
         self._add_evaluations(self.end, until=self.last)
         self._evaluate(self.end)
+        if self.stream:
+            self.end.call(
+                "evaluated", self.actors.generators[0].end, self.last, self._weights_since(self.last - self.config.lag)
+            )
 
     def finish(self, result: StepResult) -> None:
         """The oldest batch is trained on, with this result."""
@@ -94,11 +101,9 @@ class Graph:
 
     def _make_calls(self, ticket: Ticket, previous: Ticket | None) -> None:
         """Submit those that have no reference yet, in the order in which each actor takes them."""
-        batch, source, actors = ticket.batch, ticket.weights_step, self.actors
+        batch, actors = ticket.batch, self.actors
         self._evaluate(ticket)
-        weights = self.weights.get(source)  # None where the base holds the rollout: nobody needs them then
-        for i, generator in enumerate(actors.generators):
-            ticket.call(f"generate-{i}", generator.generate, batch, source, weights)
+        self._generate(ticket)
         if actors.reference is not None:
             after = previous.calls["train"] if previous and self.config.pipeline.mode != "overlap" else None
             ticket.call("score", actors.reference.score, after, *ticket.shares)
@@ -107,12 +112,25 @@ class Graph:
         self._complete_checkpoints(ticket)
         if ticket.calls.get("train") is None:
             train = actors.learner.train.options(num_returns=2)
-            ticket.calls["train"], published = train.remote(ticket.calls.get("score"), *ticket.shares)
+            published, ticket.calls["train"] = train.remote(ticket.calls.get("score"), *ticket.shares)
             if ticket.result is None:  # else the step is repeated, and the weights after it are there
                 self.weights[batch] = published
         if self._has_checkpoint(batch):
             ticket.call("begin", actors.learner.begin_checkpoint, self.folder, batch)
         self._complete_checkpoints(ticket)
+
+    def _generate(self, ticket: Ticket) -> None:
+        batch, source = ticket.batch, ticket.weights_step
+        if self.stream and ticket.calls.get("generate-0") is None:
+            call = self.actors.generators[0].batch.options(num_returns=2)
+            ticket.calls["generate-0"], ticket.calls["evaluated"] = call.remote(batch, self._weights_since(source))
+        elif not self.stream:
+            weights = self.weights.get(source)  # None where the base holds the rollout: nobody needs them then
+            for i, generator in enumerate(self.actors.generators):
+                ticket.call(f"generate-{i}", generator.generate, batch, source, weights)
+
+    def _weights_since(self, step: int) -> dict[int, Any]:
+        return {s: weights for s, weights in self.weights.items() if s >= step}
 
     def _add_evaluations(self, ticket: Ticket, until: int) -> None:
         """Plan those that are due with weights up to a step ahead of this batch."""

@@ -71,7 +71,7 @@ class Pipeline:
         ticket = self.graph.queue[0]
         step = f"step {ticket.batch} of {self.config.grpo.num_steps}"
         result = self.actors.fetch(ticket.calls["train"], step)
-        if result.weights_step != ticket.weights_step:
+        if result.weights_step != ticket.weights_step and not self.graph.stream:
             raise RunError(f"{step}: made after step {result.weights_step}, but planned after {ticket.weights_step}")
         self._collect_evaluations(until=ticket.batch)
         self.graph.finish(result)
@@ -85,6 +85,11 @@ class Pipeline:
                 done = self.actors.fetch(ticket.calls[f"evaluate-{ticket.evaluations[0]}"], "a held-out evaluation")
                 ticket.evaluations.pop(0)
                 self.record.add_evaluation(done)
+            if (
+                ticket.calls.get("evaluated") is not None and ticket.batch <= until
+            ):  # by a stream, while it made the batch
+                for done in self.actors.fetch(ticket.calls.pop("evaluated"), "held-out evaluations"):
+                    self.record.add_evaluation(done)
 
     def _commit_checkpoints(self, wait: bool = False) -> None:
         """Name the checkpoints that are whole, once every row and evaluation before them is on disk."""

@@ -19,9 +19,10 @@ from overlaprl_ray.models.lora import check_lora
 from overlaprl_ray.models.tiny import cache_folder
 from overlaprl_ray.runs.loggers import check_loggers
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
-from overlaprl_ray.runtime.resources import Plan, plan_resources
+from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.generator import encode
+from overlaprl_ray.workers.memory import device_bytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,12 +41,12 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
     """
     task = task or check_inputs(config, resuming)
     check_loggers(config)
-    plan = plan_resources(config, available_gpus())
+    plan = plan_resources(config, available_gpus(), device_bytes())
     if TINY in (config.grpo.model_name, config.model.reference):
         check_writable("OVERLAPRL_CACHE", cache_folder())
     model_config = check_model(config.grpo.model_name, "grpo.model_name", config.model)
     check_logits(model_config, config.grpo.model_name, "grpo.model_name")
-    if config.model.engine == "hf":
+    if config.model.engine != "vllm":
         check_cache(model_config, config.grpo.model_name)
     if config.pipeline.generation == "stream":
         check_joinable(model_config, config.grpo.model_name)
@@ -65,7 +66,9 @@ def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | Non
             )
         window = min((w for w in (window, context_window(reference)) if w is not None), default=None)
     check_lengths(config, task, tokenizer, window)
-    return Preflight(task, plan, published_bytes(config, model_config))
+    published = published_bytes(config, model_config)
+    check_memory(plan, config, published)
+    return Preflight(task, plan, published)
 
 
 def available_gpus() -> float:

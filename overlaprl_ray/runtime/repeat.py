@@ -61,7 +61,7 @@ def _environment(folder: Path) -> dict[str, Any]:
 
 def _check_device(config: ExperimentConfig, folder: Path, made_in: dict[str, Any]) -> None:
     """Only the Hugging Face engine on a CPU gives the same bits again."""
-    if config.model.engine != "hf":
+    if config.model.engine == "vllm":
         raise ConfigError(f"--replay {folder}: model.engine = '{config.model.engine}' cannot be repeated, only hf can")
     resources = config.resources
     shares = (resources.generator_gpu, resources.reference_gpu, resources.learner_gpu)
@@ -75,7 +75,7 @@ def _record(rows: list[dict[str, Any]], bound: Schedule, folder: Path) -> list[i
     if not rows or any(column not in row for row in rows):
         raise ConfigError(f"--replay {folder}: its metrics.jsonl has no record (column {column}); give another run")
     if bound.stream:
-        return [tick for row in rows for tick in row[column]]
+        return [tick for row in rows for tick in map(int, row[column].split())]
     schedule = [row[column] for row in rows]
     for batch, made_after in enumerate(schedule, start=1):
         if made_after >= batch or bound.is_too_old(batch, made_after):

@@ -17,7 +17,7 @@ from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.algorithm.stream import StreamPlan
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.rollout import Rollout, merge
+from overlaprl_ray.rollout import Rollout, batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
@@ -85,7 +85,7 @@ class _Batches:
         self.samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
         self.plan = Schedule.of(config, recorded or ())
         self.due = evaluations(config.grpo.num_steps, config.output.eval_every)
-        self.on_evaluation = on_evaluation
+        self.on_evaluation, self.prompts = on_evaluation, config.grpo.num_prompts_per_step
 
     def rollout(self, batch: int, published: Published) -> Rollout:
         """The next batch, after the evaluation that is due before it."""
@@ -93,7 +93,7 @@ class _Batches:
         source = self.plan.weights_step(batch)
         for sampler in self.samplers:
             sampler.engine.load_weights(*published[source])
-        return merge([sampler.rollout(batch, source) for sampler in self.samplers])
+        return batch_of([sampler.rollout(batch, source) for sampler in self.samplers], self.prompts)
 
     def end(self, step: int, published: Published) -> None:
         """Evaluate the weights after a step, where that is due."""
@@ -117,6 +117,7 @@ class _Stream:
         """The next batch; evaluations are made where their weights are taken over."""
         rollout, found = self.stream.batch(batch, lambda step, wait: published[step])
         self._report(found)
+        rollout.stream.pop("time/generator_wait")  # nobody waits here
         return rollout
 
     def end(self, step: int, published: Published) -> None:

@@ -20,6 +20,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor, ReferenceActor
 from overlaprl_ray.runtime.resources import Plan
+from overlaprl_ray.runtime.streaming import StreamActor
 from overlaprl_ray.tasks import Task
 
 NAME_FREE_S = 30.0  # how long a dead actor's name may stay taken
@@ -68,24 +69,32 @@ class Actors:
         """Each role's class and its arguments of its own, in the order of `Plan.shares`."""
         count = self.plan.num_generators
         names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-        roles = {name: [GeneratorActor, (i, count)] for i, name in enumerate(names)}
+        generator = StreamActor if self.config.pipeline.generation == "stream" else GeneratorActor
+        roles = {name: [generator, (i, count)] for i, name in enumerate(names)}
         if self.plan.needs_reference:
             roles["reference"] = [ReferenceActor]
         return {**roles, "learner": [LearnerActor]}
 
-    def restart(self, role: str) -> None:
-        """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
-        ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
+    @property
+    def roles(self) -> list[str]:
+        """Every role, in the order of starting."""
+        return list(self._roles)
+
+    def restart(self, roles: Sequence[str]) -> None:
+        """New processes for these roles, once all old ones are gone. Raises `RunError` where one does not get ready."""
+        for role in roles:
+            ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
         gc.collect()  # and without any handle of it
         deadline = time.monotonic() + NAME_FREE_S
-        while role not in self._handles:
-            try:
-                self._handles[role] = self._launch(role)
-            except RunError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        self._wait_ready([role])
+        for role in roles:
+            while role not in self._handles:
+                try:
+                    self._handles[role] = self._launch(role)
+                except RunError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.2)
+        self._wait_ready(roles)
 
     def dead(self) -> list[str]:
         """The roles whose process is gone; to be asked when all calls under way have ended one way or the other."""
@@ -132,7 +141,7 @@ class Actors:
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         return {**variables, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}
 
-    def _wait_ready(self, roles: list[str]) -> None:
+    def _wait_ready(self, roles: Sequence[str]) -> None:
         replies = {role: self._handles[role].__ray_ready__.remote() for role in roles}
         deadline = time.monotonic() + self.config.resources.start_timeout_s
         for role, reply in replies.items():

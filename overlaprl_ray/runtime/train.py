@@ -18,7 +18,7 @@ import yaml
 from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
-from overlaprl_ray.errors import RunError
+from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.tiny import describe_start
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
@@ -26,9 +26,10 @@ from overlaprl_ray.runs.monitoring import greeting, provision
 from overlaprl_ray.runs.progress import Progress, closing_table
 from overlaprl_ray.runs.recorder import default_folder
 from overlaprl_ray.runtime.pipeline import Pipeline
-from overlaprl_ray.runtime.preflight import Preflight, check_store, preflight
+from overlaprl_ray.runtime.preflight import Preflight, available_gpus, check_store, preflight
 from overlaprl_ray.runtime.recording import OnRow, finished_summary, recording
 from overlaprl_ray.runtime.recovery import Recovery
+from overlaprl_ray.runtime.resources import resolve_engine, under_mps
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped, stoppable
 from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.tasks import Task
@@ -52,8 +53,11 @@ def train(
     """
     folder = (Path(config.output.dir).expanduser() if config.output.dir else default_folder(config)).absolute()
     resuming = resume and (folder / "config.yaml").exists()
+    config, engine = resolve_engine(config, available_gpus())
     if resuming and (summary := finished_summary(folder, config)):
         return summary
+    if resuming and config.pipeline.generation == "stream":
+        raise ConfigError(f"output.dir = '{folder}': a stream cannot be resumed yet; start it anew in another folder")
     ready = preflight(config, resuming, task)
     config = config.with_setting("output.dir", str(folder))
     progress = Progress(config.grpo.num_steps, console)
@@ -69,13 +73,14 @@ def train(
             progress.say(describe_start(config.model.tiny, ready.task.train))
         if context is not None and (line := greeting(context)):
             progress.say(line)
-        progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
+        progress.say(f"starting actors, which load or build the model: {'; '.join([*ready.plan.lines(), engine])}")
         with _resumable(folder), _running(Actors(config, ready.task, ready.plan, folder.name), progress.say) as actors:
             if context is not None:
                 provision(Path(context.address_info["session_dir"]))
             with recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
                 pipeline = Pipeline(config, actors, record, start)
-                recovery = Recovery(pipeline, actors, progress.say)
+                mps = ready.plan.cores is None and under_mps()
+                recovery = Recovery(pipeline, actors, progress.say, mps)
                 for result in recovery.steps():
                     record.add_step(result, pipeline.graph.waiting())
                 record.recorder.restarts = recovery.restarts
@@ -132,10 +137,11 @@ def dry_run(
     config: ExperimentConfig, console: Console | None = None, resuming: bool = False, task: Task | None = None
 ) -> Preflight:
     """Check everything and print the resolved configuration and the resource plan; start and write nothing."""
+    config, engine = resolve_engine(config, available_gpus())
     ready = preflight(config, resuming, task)
     console = console or Console(soft_wrap=True)
     settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
     problems = f"task: {len(ready.task.train)} problems to train on, {len(ready.task.heldout)} held out"
-    for text in [settings, f"# {problems}", *(f"# {line}" for line in ready.plan.lines())]:
+    for text in [settings, f"# {problems}", *(f"# {line}" for line in [*ready.plan.lines(), engine])]:
         console.print(text, highlight=False, markup=False, emoji=False)
     return ready

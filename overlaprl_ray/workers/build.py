@@ -21,13 +21,13 @@ from overlaprl_ray.workers.reference import Reference
 
 
 def build_sampler(
-    config: ExperimentConfig, task: Task, device: str = "cpu", share: tuple[int, int] = (0, 1), gpu: float = 0.0
+    config: ExperimentConfig, task: Task, device: str = "cpu", memory: int = 0, share: tuple[int, int] = (0, 1)
 ) -> Sampler:
-    """A generator's insides; `share` is (its index, how many there are), `gpu` its share of one GPU."""
+    """A generator's insides; `memory` is what it may take of a GPU, bytes, `share` (its index, how many there are)."""
     tokenizer = load_tokenizer(config.grpo.model_name)
     engine: Engine
     if config.model.engine == "vllm":
-        engine = _build_vllm(config, task, tokenizer, gpu)
+        engine = _build_vllm(config, task, tokenizer, memory)
     else:
         model = load_model(config, config.grpo.model_name, task, device)
         if config.model.lora_r:
@@ -36,7 +36,7 @@ def build_sampler(
     return Sampler(config, task, tokenizer, engine, share)
 
 
-def _build_vllm(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase, gpu: float) -> Engine:
+def _build_vllm(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase, memory: int) -> Engine:
     """vLLM with room for the task's longest prompt and a completion; whatever ends a completion for the other does."""
     from overlaprl_ray.engines.vllm import VLLMEngine
 
@@ -50,7 +50,7 @@ def _build_vllm(config: ExperimentConfig, task: Task, tokenizer: PreTrainedToken
     problems = (*task.train, *task.heldout)
     longest = max(len(encode(tokenizer, problem.prompt, config.task.system_prompt)) for problem in problems)
     return VLLMEngine(
-        folder, config.model.dtype, tokenizer.pad_token_id, ends, longest + config.grpo.max_new_tokens, gpu
+        folder, config.model.dtype, tokenizer.pad_token_id, ends, longest + config.grpo.max_new_tokens, memory
     )
 
 

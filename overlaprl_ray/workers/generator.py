@@ -46,14 +46,14 @@ class Sampler:
         self.config, self.task, self.tokenizer, self.engine = config, task, tokenizer, engine
         self.rewards = load_rewards(task.rewards)
         index, count = share  # this generator's place among the generators
-        prompts = config.grpo.num_prompts_per_step
+        prompts = config.grpo.generated_prompts
         self.first, self.last = prompts * index // count, prompts * (index + 1) // count
 
     def rollout(self, batch: int, weights_step: int, load: Span = (0.0, 0.0)) -> Rollout:
         """This generator's share of a batch: whole groups, sampled with the weights held now."""
         started = time.time()
         grpo, seed = self.config.grpo, self.config.seed
-        problems = prompts_of_batch(self.task.train, seed, batch, grpo.num_prompts_per_step)[self.first : self.last]
+        problems = prompts_of_batch(self.task.train, seed, batch, grpo.generated_prompts)[self.first : self.last]
         rows = [problem for problem in problems for _ in range(grpo.group_size)]
         first_row = self.first * grpo.group_size
         row_seeds = [(seed, batch, first_row + i) for i in range(len(rows))]

@@ -5,7 +5,6 @@ result = learner.step(rollout, scores)     # `scores` from the reference model w
 result.metrics["reward"], learner.version
 """
 
-import copy
 import functools
 import math
 import time
@@ -23,7 +22,9 @@ from overlaprl_ray.algorithm.rules import Gate, merge_gates
 from overlaprl_ray.algorithm.schedule import Schedule, learning_rate, seeded_uniform
 from overlaprl_ray.algorithm.staleness import StalenessScheduler
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.engines.base import check_logprobs
 from overlaprl_ray.errors import BadBatch, RunError
+from overlaprl_ray.models.loading import cpu_copy
 from overlaprl_ray.models.logprobs import check_head, layouts_for, response_logprobs
 from overlaprl_ray.models.lora import add_adapter, merged_copy, saver
 from overlaprl_ray.rollout import Rollout, Scores, rows_of
@@ -31,7 +32,7 @@ from overlaprl_ray.workers.cells import cells_of
 from overlaprl_ray.workers.memory import memory_gb
 from overlaprl_ray.workers.metrics import StepResult, StepTotals, rollout_metrics, samples_of
 from overlaprl_ray.workers.micro_batches import MicroBatches, micro_batches
-from overlaprl_ray.workers.optimizer import MasterAdamW, detached
+from overlaprl_ray.workers.optimizer import MasterAdamW
 from overlaprl_ray.workers.updates import Update
 
 
@@ -64,11 +65,7 @@ class Learner:
         """A plain copy of the policy in float32 on the CPU, the adapter merged into it where there is one."""
         if self.adapter is not None:
             return merged_copy(self.adapter)
-        masters = zip(self.optimizer.parameters, self.optimizer.masters, strict=True)
-        # deepcopy takes these for copies that it has made already: not one more byte on the policy's device
-        taken: dict[int, Any] = {id(p): torch.nn.Parameter(detached(master)) for p, master in masters}
-        taken |= {id(buffer): detached(buffer) for buffer in self.model.buffers()}
-        model = copy.deepcopy(self.model, taken).float()
+        model = cpu_copy(self.model, dict(zip(self.optimizer.parameters, self.optimizer.masters, strict=True)))
         model.config.dtype = torch.float32
         return model
 
@@ -231,6 +228,8 @@ class Learner:
         """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
         logprobs = self._logprobs(rollout, micro_batches(rollout, self.config.grpo, self.config.judges_groups))
         _check_finite(logprobs, rollout)
+        if self.config.model.engine == "vllm":
+            check_logprobs(logprobs - rollout.logprobs, rollout.completion_mask, self.config.model.dtype)
         cap = self.config.staleness.kl_token_cap
         return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask, cap=cap))
 

@@ -13,7 +13,7 @@ from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean, stale
 from overlaprl_ray.algorithm.loss import LossOutput
 from overlaprl_ray.algorithm.rules import Gate
 from overlaprl_ray.models.layout import Layout
-from overlaprl_ray.rollout import Rollout, Span, crossed
+from overlaprl_ray.rollout import Rollout, Span, Unused, crossed
 from overlaprl_ray.workers.cells import Cell
 
 LOSS_SUMS = ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens")  # fields of LossOutput that add up
@@ -25,7 +25,7 @@ class StepResult:
 
     step: int
     metrics: dict[str, Any]
-    spans: dict[str, Span]  # load, generate, reference, train
+    spans: dict[str, Span]  # load, generate, reference, train, publish
     memory_gb: dict[str, float]
     samples: list[dict[str, Any]]  # for completions.jsonl
     weights_step: int
@@ -48,17 +48,22 @@ class Evaluation:
 def rollout_metrics(rollout: Rollout, group_size: int, lag: int = 0) -> dict[str, Any]:
     """Rewards and lengths of a batch, and the ages of its tokens where they differ; `lag` is that of the oldest.
 
-    `reward_std` is the mean of the groups' standard deviations.
+    `reward_std` is the mean of the groups' standard deviations. Tokens, samples, reward and the share of groups without
+    signal are of all that was generated, used or not.
     """
     groups = rollout.rewards.double().reshape(-1, group_size)
     lengths = rollout.completion_mask.sum(1).double()
+    unused = rollout.unused or Unused(0, 0, 0.0, 0)
+    samples = len(rollout.rewards) + unused.rows
+    silent = int((rollout.advantages.reshape(-1, group_size) == 0).all(1).sum()) + unused.silent_groups
     return {
         "weights_step": rollout.weights_step,
-        "tokens": rollout.tokens,
-        "samples": len(rollout.rewards),
-        "reward": float(rollout.rewards.double().mean()),
+        "tokens": rollout.tokens + unused.tokens,
+        "samples": samples,
+        "tokens_unused": unused.tokens,
+        "reward": (float(rollout.rewards.double().sum()) + unused.reward) / samples,
         "reward_std": float(groups.std(dim=1).mean()),
-        "frac_reward_zero_std": float((rollout.advantages.reshape(-1, group_size) == 0).all(1).double().mean()),
+        "frac_reward_zero_std": silent * group_size / samples,
         "completions/mean_length": float(lengths.mean()),
         "completions/clipped_ratio": float(1 - rollout.finished.double().mean()),
         **{f"rewards/{name}/mean": float(part.double().mean()) for name, part in rollout.reward_parts.items()},

@@ -131,7 +131,7 @@ class StreamSampler:
     def _numbers(self) -> dict[str, Any]:
         """What the step's row says of this batch's call."""
         return {
-            "weights_ticks": self.ticks,
+            "weights_ticks": " ".join(map(str, self.ticks)),  # as text: tables hold no lists
             "stream/tick": self.plan.tick,
             "stream/rows": sum(self.occupied) / max(1, len(self.occupied)),
             "time/generator_wait": self.waited,
