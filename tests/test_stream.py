@@ -226,7 +226,7 @@ def test_rule_version_judges_a_row_by_its_oldest_token():
     [
         ({"resources": {"num_generators": 2}}, "resources.num_generators=2 cannot be combined"),
         ({"model": {"engine": "vllm", "tiny": {"heads": 2}}}, "model.engine=vllm cannot be combined"),
-        ({"grpo": {"oversample": 2}}, "grpo.oversample=2 cannot be combined"),
+        ({"grpo": {"oversample": 2}}, r"grpo.oversample=2\.0 cannot be combined"),
         ({"pipeline": {"late_share": 0.1}}, "pipeline.late_share=0.1 cannot be combined"),
         ({"output": {"checkpoint_every": 5}}, "output.checkpoint_every=5 cannot be combined"),
         ({"pipeline": {"slots": 7}}, "pipeline.slots=7 holds no group of grpo.group_size=8"),

@@ -99,7 +99,7 @@ class PipelineConfig(Group):
         "over between tokens",
     )
     slots: Count | None = Field(
-        None, description="stream: rows decoded at a time, >= grpo.group_size; null = a batch's"
+        None, description="stream: rows decoded at a time, >= grpo.group_size >= 2; null = a batch's"
     )
     delay: Whole | None = Field(
         None,
@@ -204,20 +204,17 @@ class ExperimentConfig(Group):
 
     def _check_stream(self) -> None:
         slots, group = self.pipeline.slots, self.grpo.group_size
-        refused = {
-            f"model.engine={self.model.engine}": (self.model.engine == "vllm", "use hf"),
-            f"grpo.oversample={self.grpo.oversample:g}": (self.grpo.oversample > 1, "set it to 1"),
-            f"resources.num_generators={self.resources.num_generators}": (
-                self.resources.num_generators > 1, "one keeps all rows; set it to 1"
-            ),
-            f"pipeline.late_share={self.pipeline.late_share}": (self.late_lag > 0, "set it to 0"),
-            f"output.checkpoint_every={self.output.checkpoint_every}": (
-                self.output.checkpoint_every > 0, "rows that run are not saved yet; set it to 0"
-            ),
-        }  # fmt: skip
-        for setting, (wrong, remedy) in refused.items():
+        for name, value, wrong, right in (
+            ("model.engine", self.model.engine, self.model.engine == "vllm", "hf"),
+            ("resources.num_generators", self.resources.num_generators, self.resources.num_generators > 1, 1),
+            ("grpo.oversample", self.grpo.oversample, self.grpo.oversample > 1, 1),
+            ("pipeline.late_share", self.pipeline.late_share, self.late_lag > 0, 0),
+            ("output.checkpoint_every", self.output.checkpoint_every, self.output.checkpoint_every > 0, 0),
+        ):
             if wrong:
-                raise ValueError(f"{setting} cannot be combined with pipeline.generation=stream: {remedy}")
+                raise ValueError(
+                    f"{name}={value} cannot be combined with pipeline.generation=stream; set it to {right}"
+                )
         if slots is not None and slots < group:
             raise ValueError(f"pipeline.slots={slots} holds no group of grpo.group_size={group}; raise it to that")
 
