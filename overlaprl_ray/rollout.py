@@ -6,12 +6,14 @@ All tensors are on the CPU. Rows of a group are adjacent.
     completion_mask(torch.tensor([[5, 2, 2], [5, 6, 7]]), eos_ids=(2,))   # [[True, True, False], [True, True, True]]
 """
 
+from __future__ import annotations
+
 import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # the driver, which only passes references on, needs no torch
+    from torch import Tensor
 
 Span = tuple[float, float]  # start and end, seconds since the epoch
 
@@ -77,6 +79,8 @@ class Scores:
 
 def completion_mask(ids: Tensor, eos_ids: Sequence[int]) -> Tensor:
     """(B, T) bool: True up to and including each row's first EOS. Found by position, since pad may equal EOS."""
+    import torch
+
     is_eos = torch.isin(ids, torch.tensor(list(eos_ids), dtype=ids.dtype, device=ids.device))
     eos_before = is_eos.cumsum(dim=1) - is_eos.long()
     return eos_before == 0
@@ -84,6 +88,8 @@ def completion_mask(ids: Tensor, eos_ids: Sequence[int]) -> Tensor:
 
 def pad_left(rows: Sequence[Sequence[int]], pad: int, width: int | None = None) -> tuple[Tensor, Tensor]:
     """Token lists as (B, width) int64 ids and a bool mask, padded on the left, as decoder-only models generate."""
+    import torch
+
     width = max((len(row) for row in rows), default=0) if width is None else width
     ids = torch.full((len(rows), width), pad, dtype=torch.long)
     mask = torch.zeros(len(rows), width, dtype=torch.bool)
@@ -96,6 +102,8 @@ def pad_left(rows: Sequence[Sequence[int]], pad: int, width: int | None = None) 
 
 def pad_right(rows: Sequence[Sequence[float]], pad: float) -> tuple[Tensor, Tensor]:
     """Number lists as (B, T) and a bool mask, padded on the right, as completions are."""
+    import torch
+
     width = max(len(row) for row in rows)
     values = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
     return values, torch.tensor([[place < len(row) for place in range(width)] for row in rows])
@@ -109,19 +117,21 @@ def position_ids(mask: Tensor) -> Tensor:
 def row_versions(rollout: Rollout) -> Tensor:
     """(B,) version of each row's oldest token."""
     if rollout.versions is None:
-        return torch.full_like(rollout.groups, rollout.version)
+        return rollout.groups.new_full(rollout.groups.shape, rollout.version)
     return rollout.versions[:, 0]
 
 
 def crossed(rollout: Rollout) -> Tensor:
     """(B,) bool: rows whose tokens are not all of one version."""
     if rollout.versions is None:
-        return torch.zeros_like(rollout.finished)
+        return rollout.finished.new_zeros(rollout.finished.shape)
     return ((rollout.versions != rollout.versions[:, :1]) & rollout.completion_mask).any(dim=1)
 
 
 def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
     """Some rows (a slice, or ids in any order), with the padding that none of them needs cut away."""
+    import torch
+
     ids = torch.arange(len(rollout.rewards))[rows].tolist()
 
     def cut(value: Tensor) -> Tensor:
@@ -163,6 +173,8 @@ def batch_of(shards: Sequence[Rollout], groups: int) -> Rollout:
     names, group = whole.groups.unique(return_inverse=True)
     if len(names) <= groups:
         return whole
+    import torch
+
     silent = torch.ones(len(names), dtype=torch.bool)
     silent[group[whole.advantages != 0]] = False
     picked = silent.int().argsort(stable=True)[:groups]
@@ -180,6 +192,8 @@ def merge(shards: Sequence[Rollout]) -> Rollout:
     """Shares of one batch as one, in row order. Padding is widened to the longest share."""
     if len(shards) == 1:
         return shards[0]
+    import torch
+
     stamps = {(s.batch, s.version, s.weights_step) for s in shards}
     if len(stamps) != 1:
         raise ValueError(f"shares of one batch must carry one stamp, got {sorted(stamps)}")

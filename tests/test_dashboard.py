@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from conftest import read_jsonl
 
-from overlaprl_ray.runs.grafana import dashboard
+from overlaprl_ray.runs.monitoring import dashboard
 from overlaprl_ray.runs.ray_metrics import GAUGES, PHASES, STAGES
 
 ROOT = Path(__file__).parents[1]

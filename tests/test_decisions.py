@@ -4,10 +4,10 @@ import pytest
 import torch
 from conftest import make_rollout, small
 
-from overlaprl_ray.algorithm.rules import DECISIONS
+from overlaprl_ray.config.staleness import DECISIONS
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.runs.discard_report import BINS, discard_report
 from overlaprl_ray.runs.notices import floor_notice, notices, silence_notice
+from overlaprl_ray.runs.summary import BINS, discard_report
 from overlaprl_ray.workers.cells import cells_of
 
 ROWS, TOKENS = 24, 8

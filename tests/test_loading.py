@@ -18,7 +18,7 @@ from study import modes, rows_of, write_run, write_sweep
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.reports.loading import load, load_or_explain, save
 from overlaprl_ray.reports.run_files import BINS, TRAITS
-from overlaprl_ray.runs import discard_report
+from overlaprl_ray.runs.summary import BINS as REPORTED
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,7 @@ def test_a_real_run_as_its_files_have_it(real):
 
 def test_decisions_of_a_real_run(real, tmp_path):
     results = load(real)
-    assert BINS == discard_report.BINS
+    assert BINS == REPORTED
     expected = Counter()
     for row in read_jsonl(real / "decisions.jsonl"):
         for *bins, decision, rows in row["cells"]:

@@ -17,8 +17,8 @@ from overlaprl_ray.models.files import check_model_files
 from overlaprl_ray.models.loading import load_model, load_tokenizer
 from overlaprl_ray.models.logprobs import response_logprobs
 from overlaprl_ray.models.lora import add_adapter
-from overlaprl_ray.runs import checkpoint as ck
-from overlaprl_ray.runs.checkpoint import CheckpointWriter, commit, newest_checkpoint
+from overlaprl_ray.runs.checkpoint import commit, newest_checkpoint
+from overlaprl_ray.runs.saving import CheckpointWriter, load_trainer
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.runtime.resources import plan_resources
@@ -207,7 +207,7 @@ def test_going_on_from_a_checkpoint_is_exact(task, tmp_path):
     assert (folder / "trainer.pt").stat().st_size < whole  # masters and moments of the adapter alone
     found = newest_checkpoint(tmp_path, config, notice=pytest.fail)
     fresh = build_learner(config, task)
-    fresh.load(ck.load_trainer(found.path))
+    fresh.load(load_trainer(found.path))
     assert all(torch.equal(fresh.weights()[name], value) for name, value in learner.weights().items())
     assert learner.step(rollout).metrics == fresh.step(rollout).metrics
     assert all(torch.equal(fresh.weights()[name], value) for name, value in learner.weights().items())

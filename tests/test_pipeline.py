@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 
 import pytest
 import ray
@@ -80,20 +81,26 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # found out after this Ray was started
     config = small()
     ready = preflight(config)
-    free = ray.available_resources()["GPU"]
+    free = 1.0
+    assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free)  # other tests' actors are gone
     started = Actors(config, ready.task, ready.plan, run="placement")
     started.start()
+    started.wait_ready()
     held = ready.plan.generator_gpu + ready.plan.reference_gpu + ready.plan.learner_gpu
     assert 0.9 <= held <= 1
     assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free - held)
     for role in ("generator", "reference", "learner"):
         actor = ray.get_actor(f"placement/{role}")
-        found = ray.get(actor.__ray_call__.remote(lambda self: dict(os.environ)))
+        found, modules = ray.get(actor.__ray_call__.remote(lambda self: (dict(os.environ), set(sys.modules))))
         assert (found["HF_HUB_OFFLINE"], found["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
+        assert modules & {"pandas", "matplotlib", "scipy", "datasets", "sklearn"} == set()
     # a second set does not fit beside the first: it says so instead of hanging
     short = config.with_setting("resources.start_timeout_s", 3.0)
+    second = Actors(short, ready.task, ready.plan, run="second")
+    second.start()
     with pytest.raises(RunError, match=r"timed out waiting for .*resources.start_timeout_s"):
-        Actors(short, ready.task, ready.plan, run="second").start()
+        second.wait_ready()
+    second.stop()
     started.stop()
     assert wait_for(lambda: ray.available_resources()["GPU"], free)
 

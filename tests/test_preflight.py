@@ -460,7 +460,7 @@ def test_an_empty_or_new_folder_passes() -> None:
 def test_dry_run_in_python() -> None:
     out = io.StringIO()
     config = build_config({"seed": 3, "task": {"system_prompt": "[bold]x[/bold] :smile: " * 30}})
-    ready = running.dry_run(config, Console(file=out, soft_wrap=True, width=40))
+    ready = preflight.dry_run(config, Console(file=out, soft_wrap=True, width=40))
     printed, _, plan = out.getvalue().partition("# ")
     assert build_config(yaml.safe_load(printed)) == config
     assert f"{len(ready.task.train)} problems to train on" in plan

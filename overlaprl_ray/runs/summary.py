@@ -1,17 +1,21 @@
-"""A run in one record, computed from its rows.
+"""A run in one record, computed from its rows; and what it did not learn from.
 
 summarize(config, rows, evaluations, wall_s=61.2, status="done", cores=2)["accuracy_final"]
+discard_report(decisions)["by"]["length"]    # rows of decisions.jsonl
 """
 
 from collections import Counter
+from collections.abc import Sequence
 from statistics import fmean
 from typing import Any
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.config.staleness import DECISIONS
+from overlaprl_ray.runs.timeline import WARM_UP
+from overlaprl_ray.workers.results import TRAITS, Evaluation
 
-WARM_UP = 5  # steps left out of speeds: the first ones allocate, compile kernels and fill the pipeline
 STAGES = ("generate", "reference", "train", "weights", "publish")  # publishing is a part of `weights`
+BINS = ("0-25 %", "25-50 %", "50-75 %", "75-100 %")
 
 
 def bounds(stages: dict[str, float], mode: str, lag: int, cores: int | None) -> dict[str, float]:
@@ -62,7 +66,32 @@ def summarize(
         "wall_s": wall_s,
         "stages_s": stages,
         **(bounds(stages, config.pipeline.mode, config.lag, cores) if stages else {}),
-        "decisions": {name: decisions[name] for name in ("fresh", "stale", "discard")},
+        "decisions": {name: decisions[name] for name in DECISIONS},
         "staleness_kl_mean": fmean(kls) if kls else None,
         "staleness_kl_max": max(kls, default=None),
     }
+
+
+def discard_report(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Fresh, stale and discarded rows by each trait's bin and by lag, and the seconds of generation wasted.
+
+    A rule that discards also selects: long completions drift more, and hard prompts differ in length from easy ones.
+    A batch's seconds count by the share of its rows that was discarded.
+    """
+    counts: dict[str, Counter[tuple[int, str]]] = {name: Counter() for name in (*TRAITS, "lag")}
+    wasted = 0.0
+    for row in rows:
+        total = sum(cell[-1] for cell in row["cells"])
+        discarded = sum(cell[-1] for cell in row["cells"] if cell[-2] == "discard")
+        wasted += row["generate_s"] * discarded / max(total, 1)
+        for *bins, decision, count in row["cells"]:
+            for name, place in zip(counts, [*bins, row["lag"]], strict=True):
+                counts[name][place, decision] += count
+    return {"generation_s_wasted": wasted, "by": {name: _table(name, found) for name, found in counts.items()}}
+
+
+def _table(name: str, counts: Counter[tuple[int, str]]) -> list[dict[str, Any]]:
+    """A row per bin that occurs, in order."""
+    bins = sorted({place for place, _ in counts})
+    label = str if name == "lag" else BINS.__getitem__
+    return [{"bin": label(place), **{kind: counts[place, kind] for kind in DECISIONS}} for place in bins]

@@ -1,33 +1,41 @@
 """The three Ray actors: thin shells that give sampler, reference and learner a process, a device and their threads.
 
 Everything they return is a task's return value, so the driver owns it and it outlives the actor. supervisor.py starts
-them.
+them. What computes is imported in the actors' processes: the driver needs the classes, but neither torch nor
+transformers.
 
     rollout = generator.generate.remote(1, 0, learner.publish.remote())
 """
 
+from __future__ import annotations
+
+import importlib
 import os
 import shutil
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.rollout import Rollout, Scores, Span, batch_of
-from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
+from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.ray_metrics import Watched, during
 from overlaprl_ray.runtime.resources import tensor_bytes
-from overlaprl_ray.runtime.weights import Published, publish, received, to_host
 from overlaprl_ray.tasks import Task
-from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
-from overlaprl_ray.workers.learner import Learner
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
+
+if TYPE_CHECKING:
+    import torch
+
+    from overlaprl_ray.runtime.weights import Published
+
+# What transformers imports into every process, where it is installed, for models and searches that are not used here.
+NOT_FOR_TRANSFORMERS = ("scipy", "sklearn")
 
 
 def _take_device(threads: int, gpu: float) -> tuple[str, int]:
@@ -35,6 +43,9 @@ def _take_device(threads: int, gpu: float) -> tuple[str, int]:
 
     Returns the device, and how many bytes its tensors may take there (0: a CPU).
     """
+    _import_transformers()
+    import torch
+
     torch.set_num_threads(threads)
     if not gpu:
         return "cpu", 0
@@ -47,9 +58,22 @@ def _take_device(threads: int, gpu: float) -> tuple[str, int]:
     return "cpu", 0
 
 
+def _import_transformers() -> None:
+    """Import it as if those packages were not installed: half a second and some MB less. Later imports find them."""
+    hidden = [name for name in NOT_FOR_TRANSFORMERS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: not installed
+    try:
+        importlib.import_module("transformers.modeling_utils")
+    finally:
+        for name in hidden:
+            del sys.modules[name]
+
+
 def check_simulated(labels: Mapping[str, Any]) -> None:
     """Refuse the CPU in place of a real GPU, whose type is among its node's labels; a simulated one has none there."""
     if kind := labels.get("ray.io/accelerator-type"):
+        import torch
+
         raise RunError(
             f"this actor has a share of a GPU ({kind}) that torch {torch.__version__} cannot use (no CUDA); install a "
             "torch built for its driver, or set resources.generator_gpu, reference_gpu and learner_gpu to 0"
@@ -61,7 +85,10 @@ class GeneratorActor(Watched):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
         super().__init__(config)
-        self.sampler = build_sampler(config, task, *_take_device(config.resources.threads, gpu), share=share)
+        device, allowed = _take_device(config.resources.threads, gpu)
+        from overlaprl_ray.workers.build import build_sampler
+
+        self.sampler = build_sampler(config, task, device, allowed, share=share)
         self.loaded_step = -1
 
     @during("generate")
@@ -78,6 +105,8 @@ class GeneratorActor(Watched):
         return Evaluation(step, published.version, accuracy, n, (started, time.time()))
 
     def _load(self, step: int, published: Published) -> Span:
+        from overlaprl_ray.runtime.weights import received
+
         started = time.time()
         if step != self.loaded_step:
             self.sampler.engine.load_weights(published.version, received(published))
@@ -90,7 +119,10 @@ class ReferenceActor(Watched):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
         super().__init__(config)
-        self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu)[0])
+        device, _ = _take_device(config.resources.threads, gpu)
+        from overlaprl_ray.workers.build import build_reference
+
+        self.reference = build_reference(config, task, device)
 
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
@@ -104,7 +136,12 @@ class LearnerActor(Watched):
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
         super().__init__(config)
         self.config = config
-        self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu)[0])
+        device, _ = _take_device(config.resources.threads, gpu)
+        from overlaprl_ray.models.loading import load_tokenizer
+        from overlaprl_ray.runs.saving import CheckpointWriter
+        from overlaprl_ray.workers.build import build_learner, build_reference
+
+        self.learner = build_learner(config, task, device)
         self.buffers: dict[torch.dtype, torch.Tensor] = {}  # for weights on their way from a GPU
         self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
         self.tokenizer = load_tokenizer(config.grpo.model_name)
@@ -115,9 +152,15 @@ class LearnerActor(Watched):
         """What it computes on: "cpu" or "cuda"."""
         return self.learner.model.device.type
 
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware, for environment.json."""
+        return environment()
+
     @during("publish")
     def publish(self) -> Published:
         """The weights as they are now."""
+        from overlaprl_ray.runtime.weights import publish, to_host
+
         weights = self.learner.weights()
         return publish(self.learner.version, weights if self.device() == "cpu" else to_host(weights, self.buffers))
 
@@ -153,20 +196,27 @@ class LearnerActor(Watched):
             self.writer.begin(run, step, self.learner)
 
     @during("save")
-    def complete_checkpoint(self, begun: None, run: Path, step: int, *shares: Rollout) -> None:
-        """Add the rollouts of the batches after it, share by share.
+    def complete_checkpoint(self, begun: None, run: Path, step: int, sources: list[int], *objects: Any) -> None:
+        """Add the weights after the steps `sources`, then the rollouts of the batches after it, share by share.
 
         `begun` is what `begin_checkpoint` returned: as an argument, so that its error becomes this call's.
         """
-        count = self.config.resources.num_generators
-        self.writer.complete(run, step, [shares[i : i + count] for i in range(0, len(shares), count)])
+        from overlaprl_ray.runtime.weights import received
+
+        count, older, shares = self.config.resources.num_generators, objects[: len(sources)], objects[len(sources) :]
+        weights = {source: (old.version, received(old)) for source, old in zip(sources, older, strict=True)}
+        self.writer.complete(run, step, [shares[i : i + count] for i in range(0, len(shares), count)], weights)
 
     def restore(self, checkpoint: Path, step: int) -> list[Published | Rollout] | Published:
-        """Resume from a checkpoint: the weights after it, then the rollouts it holds, share by share."""
+        """Resume from a checkpoint: the weights after it, older ones it holds, then its rollouts, share by share."""
+        from overlaprl_ray.runs.saving import load_rollouts, load_trainer, load_weights
+        from overlaprl_ray.runtime.weights import publish
+
         self.learner.load(load_trainer(checkpoint))
         self.finished = step
+        older = [publish(*weights) for weights in load_weights(checkpoint).values()]
         shares = [share for batch in load_rollouts(checkpoint) for share in batch]
-        return [self.publish(), *shares] if shares else self.publish()
+        return [self.publish(), *older, *shares] if older or shares else self.publish()
 
     @during("save")
     def save(self, folder: Path) -> None:

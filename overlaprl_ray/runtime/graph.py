@@ -18,13 +18,13 @@ from typing import Any
 
 import ray
 
-from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch, older_sources
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.runs.checkpoint import Checkpoint, clear_scratch, commit
 from overlaprl_ray.runs.files import writing
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 from overlaprl_ray.runtime.supervisor import Actors, is_available, timeout_error
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 OF_THE_LEARNER = ("train", "begin", "complete")  # what the names of a batch's calls to the learner start with
 
@@ -35,19 +35,16 @@ class Graph:
     def __init__(self, config: ExperimentConfig, actors: Actors, folder: Path, start: Checkpoint | None = None):
         self.config, self.actors, self.folder = config, actors, folder
         self.schedule = Schedule.of(config)
-        self.stream = config.pipeline.generation == "stream"
-        # whether it is known ahead which weights a call gets; a stream's get all that can be due in it
-        self.exact = config.pipeline.schedule == "exact" or self.stream
+        self.exact = config.pipeline.schedule == "exact" or self.schedule.stream  # what a call needs is known ahead
         self.last = config.grpo.num_steps
         self.base = start  # the newest checkpoint, which a new learner starts from; None: the initial model
         self.since_base: dict[int, Ticket] = {}  # batches submitted since then; without checkpoints, none
         self.finished = self.base_step  # the last step whose result was collected
-        # Then one batch more than may have started is submitted: it waits for its weights in the
+        # Under the exact schedule one batch more than may have started is submitted: it waits for its weights in the
         # generator's inbox, so that no time passes between their publication and its start.
         self.queue = RolloutQueue(capacity=config.lag + 1 + self.exact)
         self.end = Ticket(self.last + 1, self.last)  # no batch: the evaluations after the last one
-        due = evaluations(self.last, config.output.eval_every) if not self.stream else []  # it evaluates by itself
-        self.due = [step for step in due if step >= self.finished]
+        self.due = [s for s in evaluations(self.last, config.output.eval_every) if s >= self.finished]
         self.weights: dict[int, Any] = {}  # step -> Published
         self.restored: dict[int, Ticket] = {}  # batches to come whose rollouts the base holds
         self._load_base()
@@ -82,10 +79,6 @@ class Graph:
         """Submit the evaluations that remain after the last batch."""
         self._add_evaluations(self.end, until=self.last)
         self._evaluate(self.end)
-        if self.stream:
-            self.end.call(
-                "evaluated", self.actors.generators[0].end, self.last, self._weights_since(self.last - self.config.lag)
-            )
 
     def finish(self, result: StepResult) -> None:
         """The oldest batch is trained on, with this result."""
@@ -121,16 +114,9 @@ class Graph:
 
     def _generate(self, ticket: Ticket) -> None:
         batch, source = ticket.batch, ticket.weights_step
-        if self.stream and ticket.calls.get("generate-0") is None:
-            call = self.actors.generators[0].batch.options(num_returns=2)
-            ticket.calls["generate-0"], ticket.calls["evaluated"] = call.remote(batch, self._weights_since(source))
-        elif not self.stream:
-            weights = self.weights.get(source)  # None where the base holds the rollout: nobody needs them then
-            for i, generator in enumerate(self.actors.generators):
-                ticket.call(f"generate-{i}", generator.generate, batch, source, weights)
-
-    def _weights_since(self, step: int) -> dict[int, Any]:
-        return {s: weights for s, weights in self.weights.items() if s >= step}
+        weights = self.weights.get(source)  # None where the base holds the rollout: nobody needs them then
+        for i, generator in enumerate(self.actors.generators):
+            ticket.call(f"generate-{i}", generator.generate, batch, source, weights)
 
     def _add_evaluations(self, ticket: Ticket, until: int) -> None:
         """Plan those that are due with weights up to a step ahead of this batch."""
@@ -152,7 +138,7 @@ class Graph:
 
     def _has_checkpoint(self, step: int) -> bool:
         every = self.config.output.checkpoint_every
-        return every > 0 and step % every == 0 and step < self.last
+        return every > 0 and (step % every == 0 or step == self.last)
 
     def _complete_checkpoints(self, ticket: Ticket) -> None:
         """Submit the completion of those begun whose last rollout is this batch's."""
@@ -160,8 +146,11 @@ class Graph:
             if begun.calls.get("begin") is not None and self._last_batch(step) == ticket.batch:
                 batches = [self.since_base[batch] for batch in range(step + 1, ticket.batch + 1)]
                 shares = [share for batch in batches for share in batch.shares]
+                wanted = older_sources(step, self.config.lag, self.last) if self.exact else []
+                older = {source: self.weights[source] for source in wanted if source in self.weights}
                 complete = self.actors.learner.complete_checkpoint
-                ticket.call(f"complete-{step}", complete, begun.calls["begin"], self.folder, step, *shares)
+                held = (list(older), *older.values(), *shares)
+                ticket.call(f"complete-{step}", complete, begun.calls["begin"], self.folder, step, *held)
 
     def _last_batch(self, step: int) -> int:
         return last_older_batch(step, self.config.lag, self.last)
@@ -220,9 +209,13 @@ class Graph:
         if base is None:
             published = learner.publish.remote()
         else:
-            returns = 1 + len(base.batches) * count
+            returns = 1 + len(base.weights) + len(base.batches) * count
             results = learner.restore.options(num_returns=returns).remote(base.path, base.step)
-            published, *shares = results if returns > 1 else [results]
+            published, *held = results if returns > 1 else [results]
+            older, shares = held[: len(base.weights)], held[len(base.weights) :]
+            for source, weights in zip(base.weights, older, strict=True):
+                if not is_available(self.weights.get(source)):
+                    self.weights[source] = weights
             for i, (batch, source) in enumerate(zip(base.batches, base.weights_steps, strict=True)):
                 calls = {f"generate-{j}": share for j, share in enumerate(shares[i * count : (i + 1) * count])}
                 if batch > self.finished:

@@ -14,7 +14,7 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.runtime.pipeline import Pipeline
 from overlaprl_ray.runtime.queue import Ticket
 from overlaprl_ray.runtime.supervisor import ActorDied, Actors
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 
 class Recovery:
@@ -54,7 +54,7 @@ class Recovery:
             raise RunError(f"{death} (every actor is alive, so an object of the run was lost)")
         if self.restarts + len(dead) > limit:
             raise RunError(f"{death} (pipeline.max_restarts = {limit} is used up)")
-        if graph.stream and dead != ["reference"]:
+        if graph.schedule.stream and dead != ["reference"]:
             raise RunError(f"{death} (pipeline.generation is stream, whose running rows are lost with it)")
         roles = self.actors.roles if self.mps and dead else dead
         if "learner" in roles:

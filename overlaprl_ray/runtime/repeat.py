@@ -21,7 +21,7 @@ from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import as_json, read_rows
 from overlaprl_ray.runs.recorder import is_time_field
 from overlaprl_ray.runtime.replay import replay
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 TOTALS = ("tokens", "samples")  # columns that add up over a run's rows; the replay's are of one step
 BITS_DEPEND_ON = ("cpu", "cpu_capability", "versions")  # of environment.json

@@ -21,7 +21,7 @@ from overlaprl_ray.rollout import Rollout, batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 from overlaprl_ray.workers.stream import StreamSampler
 
 OnEvaluation = Callable[[Evaluation], None] | None
@@ -31,7 +31,7 @@ Recorded = Sequence[int] | None
 
 def replay(
     config: ExperimentConfig,
-    on_step: Callable[[StepResult], None] | None = None,
+    on_step: Callable[[StepResult], Any] | None = None,
     on_evaluation: OnEvaluation = None,
     task: Task | None = None,
     schedule: Recorded = None,

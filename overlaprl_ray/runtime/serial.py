@@ -12,10 +12,12 @@ from rich.console import Console
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.progress import Progress
+from overlaprl_ray.runs.recorder import OnRow, Recorder
 from overlaprl_ray.runtime.preflight import preflight
-from overlaprl_ray.runtime.recording import OnRow, finished_summary, recording
+from overlaprl_ray.runtime.recording import finished_summary, recorded
 from overlaprl_ray.runtime.replay import replay
 
 
@@ -34,6 +36,8 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
     ready = preflight(config, resuming=again)
     progress = Progress(config.grpo.num_steps, Console(quiet=True))
     resume_from = 0 if again else None
-    with locked(folder), recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
-        replay(config, record.add_step, record.add_evaluation, ready.task)
-    return record.summary
+    with locked(folder):
+        recorder = Recorder(folder, config, ready.plan.cores, environment, progress, on_row, resume_from)
+        with recorded(recorder) as summary:
+            replay(config, recorder.add_step, recorder.add_evaluation, ready.task)
+    return summary

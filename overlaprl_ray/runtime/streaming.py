@@ -3,7 +3,9 @@
 rollout, evaluations = generator.batch.options(num_returns=2).remote(3, {1: weights_1, 2: weights_2})
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import ray
 
@@ -14,10 +16,11 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout
 from overlaprl_ray.runs.ray_metrics import during
 from overlaprl_ray.runtime.actors import GeneratorActor
-from overlaprl_ray.runtime.weights import received
 from overlaprl_ray.tasks import Task
-from overlaprl_ray.workers.metrics import Evaluation
-from overlaprl_ray.workers.stream import StreamSampler, Weights
+from overlaprl_ray.workers.results import Evaluation
+
+if TYPE_CHECKING:
+    from overlaprl_ray.workers.stream import Weights
 
 
 class StreamActor(GeneratorActor):
@@ -25,6 +28,8 @@ class StreamActor(GeneratorActor):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
         super().__init__(config, task, gpu, share)
+        from overlaprl_ray.workers.stream import StreamSampler
+
         self.timeout_s = config.pipeline.timeout_s
         due = evaluations(config.grpo.num_steps, config.output.eval_every)
         self.stream = StreamSampler(self.sampler, StreamPlan.of(config), due)
@@ -41,6 +46,7 @@ class StreamActor(GeneratorActor):
 
     def _weights(self, published: dict[int, Any]) -> Weights:
         """Weights by step, as they come. There is no cycle: step k needs only what call k has returned."""
+        from overlaprl_ray.runtime.weights import received
 
         def weights(step: int, wait: bool) -> Any:
             if not ray.wait([published[step]], timeout=self.timeout_s if wait else 0)[0]:

@@ -1,16 +1,13 @@
-"""A batch's rows counted by length, reward, difficulty and decision: the raw material of runs/discard_report.py."""
+"""A batch's rows counted by length, reward, difficulty and decision: the raw material of runs/summary.py."""
 
 from collections import Counter
 
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.rules import DECISIONS
+from overlaprl_ray.config.staleness import DECISIONS
 from overlaprl_ray.rollout import Rollout
-
-TRAITS = ("length", "reward", "difficulty")
-
-Cell = tuple[int, int, int, str, int]  # bins of length, reward, difficulty; decision; rows
+from overlaprl_ray.workers.results import Cell
 
 
 def cells_of(rollout: Rollout, decision: Tensor, group_size: int, max_new_tokens: int) -> list[Cell]:

@@ -1,8 +1,7 @@
 """One training step on one rollout: judge it, then update the policy or leave it untouched. Knows no Ray.
 
 learner = Learner(config, model)
-result = learner.step(rollout, scores)     # `scores` from the reference model where beta > 0
-result.metrics["reward"], learner.version
+learner.step(rollout, scores).metrics["reward"]     # `scores` from the reference model where beta > 0
 """
 
 import functools
@@ -30,9 +29,10 @@ from overlaprl_ray.models.lora import add_adapter, merged_copy, saver
 from overlaprl_ray.rollout import Rollout, Scores, rows_of
 from overlaprl_ray.workers.cells import cells_of
 from overlaprl_ray.workers.memory import memory_gb
-from overlaprl_ray.workers.metrics import StepResult, StepTotals, rollout_metrics, samples_of
+from overlaprl_ray.workers.metrics import StepTotals, rollout_metrics, samples_of
 from overlaprl_ray.workers.micro_batches import MicroBatches, micro_batches
 from overlaprl_ray.workers.optimizer import MasterAdamW
+from overlaprl_ray.workers.results import StepResult
 from overlaprl_ray.workers.updates import Update
 
 

@@ -13,36 +13,9 @@ from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean, stale
 from overlaprl_ray.algorithm.loss import LossOutput
 from overlaprl_ray.algorithm.rules import Gate
 from overlaprl_ray.models.layout import Layout
-from overlaprl_ray.rollout import Rollout, Span, Unused, crossed
-from overlaprl_ray.workers.cells import Cell
+from overlaprl_ray.rollout import Rollout, Unused, crossed
 
 LOSS_SUMS = ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens")  # fields of LossOutput that add up
-
-
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What the driver learns of a step: numbers and times, no tensors."""
-
-    step: int
-    metrics: dict[str, Any]
-    spans: dict[str, Span]  # load, generate, reference, train, publish
-    memory_gb: dict[str, float]
-    samples: list[dict[str, Any]]  # for completions.jsonl
-    weights_step: int
-    cells: list[Cell]  # for decisions.jsonl
-    fault: str | None  # why the batch was skipped, where `pipeline.on_fault` has it so
-    floor: float | None  # KL of the run's first batch, numerical mismatch alone, nats per token
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Greedy held-out accuracy of the policy after a step."""
-
-    step: int
-    version: int
-    accuracy: float
-    n: int
-    span: Span
 
 
 def rollout_metrics(rollout: Rollout, group_size: int, lag: int = 0) -> dict[str, Any]:

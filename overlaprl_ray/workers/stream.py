@@ -17,7 +17,7 @@ from overlaprl_ray.engines.stream import HFStream, StreamRow, generated
 from overlaprl_ray.rollout import Rollout, pad_right
 from overlaprl_ray.tasks import Problem, prompts_of_batch
 from overlaprl_ray.workers.generator import Sampler
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 # The weights after a step; with `wait` however long that takes, else None where they are not ready.
 Weights = Callable[[int, bool], tuple[int, dict[str, Tensor]] | None]
