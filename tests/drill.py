@@ -20,7 +20,7 @@ from overlaprl_ray.runtime.train import train
 TITLES = {
     "generator": ("ray::GeneratorActor", "ray::StreamActor"),
     "reference": "ray::ReferenceActor",
-    "learner": "ray::LearnerActor",
+    "learner": ("ray::LearnerActor", "ray::StreamLearnerActor"),
 }
 ROOT = Path(__file__).parent.parent
 TRAIN = ROOT / "scripts" / "train.py"

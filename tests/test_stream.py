@@ -1,6 +1,6 @@
 """The stream: its plan, its engine, and the law that with lag 0 it is `sync`."""
 
-import dataclasses
+import math
 import random
 
 import pytest
@@ -20,6 +20,10 @@ from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.architecture import check_joinable
 from overlaprl_ray.models.tiny import tiny_config
 from overlaprl_ray.runtime.replay import replay
+from overlaprl_ray.tasks import build_task
+from overlaprl_ray.workers.build import build_learner, build_sampler
+from overlaprl_ray.workers.learner import Learner
+from overlaprl_ray.workers.stream import StreamSampler
 
 # ---- the plan ----
 
@@ -71,12 +75,9 @@ def test_whatever_the_lengths_the_plan_goes_on_within_its_bound_and_its_record_r
     assert all(oldest >= oldest_token_step(number, lag) for number, (_, _, oldest) in enumerate(seen, start=1))
     if lag == 0:
         assert groups == list(range(25 * prompts))
-    assert play(
-        dataclasses.replace(StreamPlan(lag, prompts, size, slots, delay), recorded=ticks), drawn.__getitem__, 25
-    ) == (
-        ticks,
-        seen,
-    )
+    record = dict(enumerate(ticks, start=1))
+    again = StreamPlan(lag, prompts, size, slots, delay, recorded=record, settled=math.inf)
+    assert play(again, drawn.__getitem__, 25) == (ticks, seen)
 
 
 def test_the_plan_by_hand():
@@ -92,7 +93,7 @@ def test_the_plan_by_hand():
 
 
 def test_a_plan_waits_for_what_never_comes_only_where_its_record_is_another_runs():
-    plan = StreamPlan(lag=0, prompts=1, group_size=1, slots=1, delay=0, recorded=[])
+    plan = StreamPlan(lag=0, prompts=1, group_size=1, slots=1, delay=0, settled=math.inf)
     with pytest.raises(RunError, match="record of another run"):
         play(plan, lambda group: [1], 2)
 
@@ -108,12 +109,15 @@ def prompts(request):
     return [[rng.randrange(3, 45) for _ in range(width + 2 * group)] for group in range(4)]
 
 
-def alone(engine, row, weights):
-    """Logprobs of a row's tokens as a naive loop has them: its own cache, `weights[i]` before its i-th token."""
+def alone(engine, row, weights, refreshed):
+    """Logprobs of a row's tokens as a naive loop has them: its own cache, `weights[i]` before its i-th token, and all
+    keys and values anew before the tokens `refreshed`."""
     cache, text, found = DynamicCache(config=engine.model.config), list(row.prompt), []
     uniforms = row_uniforms([row.seed], len(row.ids))[0]
     for i, token in enumerate(row.ids):
         engine.load_weights(i, weights[i])
+        if i in refreshed:
+            cache, text = DynamicCache(config=engine.model.config), [*row.prompt, *row.ids[:i]]
         logits = engine.model(input_ids=torch.tensor([text]), past_key_values=cache).logits[:, -1]
         drawn, logprob = sample(logits, 0.9, uniforms[i : i + 1])
         assert int(drawn) == token
@@ -132,6 +136,8 @@ def test_rows_of_different_ticks_have_the_logprobs_each_has_alone_across_changes
     for tick in range(40):
         if tick % 5 == 0:
             engine.load_weights(tick, sets[tick // 5 % 3])
+        if tick in (5, 15):
+            stream.refresh()
         if tick in (0, 3, 4, 9):
             group = (0, 3, 4, 9).index(tick)
             rows += [StreamRow(group, prompts[group], (0, group, i)) for i in range(3)]
@@ -146,7 +152,8 @@ def test_rows_of_different_ticks_have_the_logprobs_each_has_alone_across_changes
     assert len({len(set(row.versions)) for row in rows}) > 1
     for row in rows:
         assert row.versions == [(row.start + i) // 5 * 5 for i in range(len(row.ids))]
-        expected = alone(engine, row, [held[row.start + i] for i in range(len(row.ids))])
+        fresh = {5 - row.start, 15 - row.start}
+        expected = alone(engine, row, [held[row.start + i] for i in range(len(row.ids))], fresh)
         assert row.logprobs == pytest.approx(expected, abs=1e-4)
     out = generated(rows, pad_id=0)
     assert out.mask.sum(1).tolist() == [len(row.ids) for row in rows]
@@ -162,7 +169,7 @@ STALE = {"kl_fresh": 1e-3, "kl_stale": 0.3}
 def stream(lag=1, mode="overlap", **groups):
     pipeline = {"mode": mode, "lag": lag, "generation": "stream", **groups.pop("pipeline", {})}
     grpo = {"num_steps": 6, "lr": 2e-3, **groups.pop("grpo", {})}
-    output = {"checkpoint_every": 0, "eval_every": 2}
+    output = {"checkpoint_every": 0, "eval_every": 2, **groups.pop("output", {})}
     return small(**{"grpo": grpo, "pipeline": pipeline, "output": output, "staleness": STALE, **groups})
 
 
@@ -189,8 +196,6 @@ def test_with_lag_zero_a_stream_is_sync_bit_for_bit(mode, delay):
 )
 def test_tokens_know_their_versions_and_stay_within_the_bound(monkeypatch, lag, pipeline, granularity):
     """With short answers and a delay of 300 ticks the counter jumps."""
-    from overlaprl_ray.workers.learner import Learner
-
     seen, step = [], Learner.step
     monkeypatch.setattr(
         Learner,
@@ -214,6 +219,38 @@ def test_tokens_know_their_versions_and_stay_within_the_bound(monkeypatch, lag, 
     assert rows[-1]["stream/tick"] > (600 if pipeline["delay"] == 300 else 10)
 
 
+def test_a_stream_goes_on_from_its_state_bit_for_bit():
+    config = stream(2, pipeline={"delay": 3, "refresh_every": 2}, output={"checkpoint_every": 2}, grpo={"num_steps": 8})
+    task = build_task(config.task)
+    learner = build_learner(config, task)
+    sets = {step: {n: p * (1 + step / 40) for n, p in learner.weights().items()} for step in range(9)}
+
+    def begin():
+        return StreamSampler(build_sampler(config, task), StreamPlan.of(config), evaluated=(0, 4))
+
+    def weights(step, wait):
+        return step, sets[step]
+
+    first = begin()
+    made = [first.batch(number, weights) for number in range(1, 9)]
+    states = {
+        step: (number, state) for number, (_, report) in enumerate(made, 1) for step, state in report.states.items()
+    }
+    assert sorted(states) == [2, 4, 6]
+    assert sum(len(state["running"]) for _, state in states.values()) > 10
+    for step, (number, state) in states.items():
+        again = begin()
+        again.load(state, weights)
+        for k in range(number, 9):
+            rollout, report = again.batch(k, weights)
+            for name in ("completion_ids", "logprobs", "versions", "rewards"):
+                assert torch.equal(getattr(rollout, name), getattr(made[k - 1][0], name)), (step, k, name)
+            assert rollout.stream["weights_ticks"] == made[k - 1][0].stream["weights_ticks"]
+            assert rollout.stream["stream/rows"] == made[k - 1][0].stream["stream/rows"]
+            expected = [done.step for done in made[k - 1][1].evaluations if done.step >= step]
+            assert [done.step for done in report.evaluations] == expected
+
+
 def test_rule_version_judges_a_row_by_its_oldest_token():
     inputs = GateInputs(
         torch.zeros(3, 2), torch.ones(3, 2).bool(), torch.ones(3), torch.zeros(3).long(), torch.tensor([0, 2, 3])
@@ -228,7 +265,8 @@ def test_rule_version_judges_a_row_by_its_oldest_token():
         ({"model": {"engine": "vllm", "tiny": {"heads": 2}}}, "model.engine=vllm cannot be combined"),
         ({"grpo": {"oversample": 2}}, r"grpo.oversample=2\.0 cannot be combined"),
         ({"pipeline": {"late_share": 0.1}}, "pipeline.late_share=0.1 cannot be combined"),
-        ({"output": {"checkpoint_every": 5}}, "output.checkpoint_every=5 cannot be combined"),
+        ({"output": {"checkpoint_every": 75}}, "output.checkpoint_every=75 must be a multiple of .*refresh_every=50"),
+        ({"output": {"checkpoint_every": 5}, "pipeline": {"refresh_every": 0}}, "output.checkpoint_every=5 must be"),
         ({"pipeline": {"slots": 7}}, "pipeline.slots=7 holds no group of grpo.group_size=8"),
         ({"pipeline": {"delay": -1}}, "pipeline.delay = -1"),
     ],

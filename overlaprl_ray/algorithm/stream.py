@@ -16,8 +16,11 @@ before. Hence a token of batch b was sampled with the weights of step b - 1 - 3 
     plan.end_batch(); plan.is_due; plan.admit(); plan.advance(ended_groups)    # one tick
 """
 
+import copy
 import dataclasses
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
@@ -28,44 +31,53 @@ def oldest_token_step(batch: int, lag: int) -> int:
     return max(0, batch - 1 - 3 * lag)
 
 
-@dataclasses.dataclass
-class OpenGroup:
-    """A group with rows that run."""
+def ticks_of(text: str) -> dict[int, int]:
+    """The record of one batch, "3:41 4:47": weights of which steps were taken over while it was made, and when."""
+    pairs = (pair.split(":") for pair in text.split())
+    return {int(step): int(tick) for step, tick in pairs}
 
-    call: int  # in which it was admitted
-    left: int  # rows that run
+
+COUNTS = ("tick", "taken", "next_group", "ended", "open", "complete")
 
 
 @dataclasses.dataclass
 class StreamPlan:
-    """The counts, and what follows from them. `delay` None: weights are due once ready; `recorded`: when they were."""
+    """The counts, and what follows from them.
+
+    `delay` None: weights are due once they are ready. `recorded`: when they were taken over, by step; until `settled`
+    batches have ended no others are.
+    """
 
     lag: int
     prompts: int  # groups of a batch, P
     group_size: int  # rows of a group, G
     slots: int
     delay: int | None
-    recorded: Sequence[int] | None = None  # tick of each step's take-over
+    recorded: Mapping[int, int] = dataclasses.field(default_factory=dict)  # step -> tick
+    settled: float = 0
     tick: int = 0
     taken: int = 0  # the step whose weights are held
     next_group: int = 0
     ended: list[int] = dataclasses.field(default_factory=list)  # tick of each batch's end
-    open: dict[int, OpenGroup] = dataclasses.field(default_factory=dict)
+    open: dict[int, tuple[int, int]] = dataclasses.field(default_factory=dict)  # group -> its call, rows that run
     complete: list[int] = dataclasses.field(default_factory=list)  # groups without a batch, by tick, then by number
 
     @classmethod
-    def of(cls, config: ExperimentConfig, recorded: Sequence[int] | None = None) -> "StreamPlan":
-        """A run's plan."""
+    def of(
+        cls, config: ExperimentConfig, recorded: Mapping[int, int] | None = None, settled: float = math.inf
+    ) -> "StreamPlan":
+        """A run's plan, or with its record that of a run to be repeated."""
         grpo, pipeline = config.grpo, config.pipeline
         delay = grpo.max_new_tokens if pipeline.delay is None else pipeline.delay
         slots = pipeline.slots or grpo.batch_rows
         exact = pipeline.schedule == "exact"
-        return cls(config.lag, grpo.num_prompts_per_step, grpo.group_size, slots, delay if exact else None, recorded)
+        plan = cls(config.lag, grpo.num_prompts_per_step, grpo.group_size, slots, delay if exact else None)
+        return plan if recorded is None else dataclasses.replace(plan, recorded=recorded, settled=settled)
 
     @property
     def running(self) -> int:
         """Rows that run."""
-        return sum(group.left for group in self.open.values())
+        return sum(left for _, left in self.open.values())
 
     def end_batch(self) -> list[int] | None:
         """The groups of the batch that ends at this boundary, by number; None where too few are complete."""
@@ -78,9 +90,9 @@ class StreamPlan:
     @property
     def due_tick(self) -> int | None:
         """When the weights of the next step are taken over; None: not known, or when they are ready."""
-        if self.recorded is not None:
-            return self.recorded[self.taken] if self.taken < len(self.recorded) else None
-        if self.delay is None or self.taken == len(self.ended):
+        if self.taken + 1 in self.recorded:
+            return self.recorded[self.taken + 1]
+        if self.delay is None or self.taken == len(self.ended) or len(self.ended) < self.settled:
             return None
         return self.ended[self.taken] + self.delay
 
@@ -92,13 +104,24 @@ class StreamPlan:
     @property
     def is_free(self) -> bool:
         """Whether the weights of the next step are to be taken over as soon as they are ready."""
-        return self.recorded is None and self.delay is None and self.taken < len(self.ended)
+        if self.taken + 1 in self.recorded or len(self.ended) < self.settled:
+            return False
+        return self.delay is None and self.taken < len(self.ended)
+
+    def state(self) -> dict[str, Any]:
+        """The counts, to go on from."""
+        return {name: copy.deepcopy(getattr(self, name)) for name in COUNTS}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state` gave."""
+        for name in COUNTS:
+            setattr(self, name, state[name])
 
     def admit(self) -> list[int]:
         """The groups that start at this boundary."""
         first = self.next_group
         while self._may_admit():
-            self.open[self.next_group] = OpenGroup(len(self.ended) + 1, self.group_size)
+            self.open[self.next_group] = len(self.ended) + 1, self.group_size
             self.next_group += 1
         return list(range(first, self.next_group))
 
@@ -107,15 +130,16 @@ class StreamPlan:
             return False
         if self.next_group + 1 > (self.lag + 1 + self.taken) * self.prompts:
             return False
-        return not self.open or self.open[min(self.open)].call > len(self.ended) - self.lag
+        return not self.open or self.open[min(self.open)][0] > len(self.ended) - self.lag
 
     def advance(self, ended: Sequence[int]) -> None:
         """One tick is over, in which rows of these groups ended (a group for each row)."""
         self.tick += 1
         for group in sorted(ended):
-            self.open[group].left -= 1
-            if self.open[group].left == 0:
-                del self.open[group]
+            call, left = self.open.pop(group)
+            if left > 1:
+                self.open[group] = call, left - 1
+            else:
                 self.complete.append(group)
 
     def jump(self) -> None:

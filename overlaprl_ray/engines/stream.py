@@ -78,6 +78,21 @@ class HFStream:
             row.ended = row.finished or len(row.ids) == self.max_new_tokens
         return [row for row, _, _ in running if row.ended]
 
+    def refresh(self) -> None:
+        """Compute all cached keys and values anew, under the weights that are held now."""
+        self.start([row for row in self.rows if not row.ended])
+
+    @torch.no_grad()
+    def start(self, rows: list[StreamRow]) -> None:
+        """Hold these rows, which run, and no others."""
+        engine, device = self.engine, self.engine.device
+        self.rows, self.cache = rows, DynamicCache(config=engine.model.config)
+        if rows:
+            texts = [[*row.prompt, *row.ids[:-1]] for row in rows]
+            ids, self.attention = (part.to(device) for part in pad_left(texts, engine.pad_id))
+            self.uniforms = row_uniforms([row.seed for row in rows], self.max_new_tokens).to(device)
+            engine.forward(ids, self.attention, position_ids(self.attention), self.cache)
+
     def _drop_ended(self) -> None:
         """Drop ended rows from the cache; each time copies it, so it is not done for every single row."""
         left = [place for place, row in enumerate(self.rows) if not row.ended]

@@ -24,7 +24,7 @@ from overlaprl_ray.runs.checkpoint import Checkpoint, clear_scratch, commit
 from overlaprl_ray.runs.files import writing
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 from overlaprl_ray.runtime.supervisor import Actors, is_available, timeout_error
-from overlaprl_ray.workers.results import StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 OF_THE_LEARNER = ("train", "begin", "complete")  # what the names of a batch's calls to the learner start with
 
@@ -86,6 +86,10 @@ class Graph:
         ticket.result, self.finished = result, ticket.batch
         self._forget_weights()
 
+    def report(self, ticket: Ticket) -> list[Evaluation]:
+        """The evaluations that were made while a batch was: only a stream does that."""
+        return []
+
     def waiting(self) -> int:
         """Rollouts that exist and are not trained on yet, the one in training too."""
         return sum(not unfinished(ticket.shares) for ticket in self.queue)
@@ -106,7 +110,7 @@ class Graph:
         if ticket.calls.get("train") is None:
             train = actors.learner.train.options(num_returns=2)
             published, ticket.calls["train"] = train.remote(ticket.calls.get("score"), *ticket.shares)
-            if ticket.result is None:  # else the step is repeated, and the weights after it are there
+            if ticket.result is None or batch not in self.weights:  # else it is repeated, and they are there
                 self.weights[batch] = published
         if self._has_checkpoint(batch):
             ticket.call("begin", actors.learner.begin_checkpoint, self.folder, batch)
@@ -218,7 +222,7 @@ class Graph:
                     self.weights[source] = weights
             for i, (batch, source) in enumerate(zip(base.batches, base.weights_steps, strict=True)):
                 calls = {f"generate-{j}": share for j, share in enumerate(shares[i * count : (i + 1) * count])}
-                if batch > self.finished:
+                if batch > self.finished or self.schedule.stream:
                     self.restored[batch] = Ticket(batch, source, calls=calls)
         if not is_available(self.weights.get(self.base_step)):
             self.weights[self.base_step] = published

@@ -88,9 +88,8 @@ class Pipeline:
                 done = self.actors.fetch(ticket.calls[f"evaluate-{ticket.evaluations[0]}"], "a held-out evaluation")
                 ticket.evaluations.pop(0)
                 self.record.add_evaluation(done)
-            if ticket.calls.get("report") is not None and ticket.batch <= until:  # a stream evaluates by itself
-                for done in self.actors.fetch(ticket.calls.pop("report"), "held-out evaluations"):
-                    self.record.add_evaluation(done)
+            for done in self.graph.report(ticket) if ticket.batch <= until else ():
+                self.record.add_evaluation(done)
 
     def _commit_checkpoints(self, wait: bool = False) -> None:
         """Name the checkpoints that are whole, once every row and evaluation before them is on disk."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from overlaprl_ray.algorithm.schedule import Schedule
+from overlaprl_ray.algorithm.stream import ticks_of
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.config.identity import check_run
@@ -69,13 +70,13 @@ def _check_device(config: ExperimentConfig, folder: Path, made_in: dict[str, Any
         raise ConfigError(f"--replay {folder}: computed on a GPU ({made_in['gpus'][0]}); only a CPU repeats its bits")
 
 
-def _record(rows: list[dict[str, Any]], bound: Schedule, folder: Path) -> list[int]:
+def _record(rows: list[dict[str, Any]], bound: Schedule, folder: Path) -> list[int] | dict[int, int]:
     """What timing decided: the step whose weights made each batch; in a stream the ticks of take-overs."""
     column = "weights_ticks" if bound.stream else "weights_step"
     if not rows or any(column not in row for row in rows):
         raise ConfigError(f"--replay {folder}: its metrics.jsonl has no record (column {column}); give another run")
     if bound.stream:
-        return [tick for row in rows for tick in map(int, row[column].split())]
+        return {step: tick for row in rows for step, tick in ticks_of(row[column]).items()}
     schedule = [row[column] for row in rows]
     for batch, made_after in enumerate(schedule, start=1):
         if made_after >= batch or bound.is_too_old(batch, made_after):

@@ -7,7 +7,7 @@ with `latest` too, given what timing decided, which the run has recorded.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,12 +21,12 @@ from overlaprl_ray.rollout import Rollout, batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
-from overlaprl_ray.workers.results import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, Report, StepResult
 from overlaprl_ray.workers.stream import StreamSampler
 
 OnEvaluation = Callable[[Evaluation], None] | None
 Published = dict[int, tuple[int, dict[str, Tensor]]]  # step -> (version, weights) after it
-Recorded = Sequence[int] | None
+Recorded = Sequence[int] | Mapping[int, int] | None
 
 
 def replay(
@@ -41,8 +41,8 @@ def replay(
 
     Held-out evaluations are made for `on_evaluation` only. With a `task` the configuration counts as checked.
     `schedule` replaces the exact schedule by the record of a run: the step whose weights made each batch (column
-    `weights_step`), or in a stream the tick at which each step's weights were taken over (`weights_ticks`). `steps`
-    ends the run early. Raises `ConfigError`, `RunError`.
+    `weights_step`), or in a stream the ticks at which weights were taken over, by step (`weights_ticks`). `steps` ends
+    the run early. Raises `ConfigError`, `RunError`.
     """
     if config.pipeline.schedule != "exact" and schedule is None:
         raise ConfigError(
@@ -83,6 +83,7 @@ class _Batches:
     def __init__(self, config: ExperimentConfig, task: Task, on_evaluation: OnEvaluation, recorded: Recorded):
         count = config.resources.num_generators
         self.samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
+        assert not isinstance(recorded, Mapping)
         self.plan = Schedule.of(config, recorded or ())
         self.due = evaluations(config.grpo.num_steps, config.output.eval_every)
         self.on_evaluation, self.prompts = on_evaluation, config.grpo.num_prompts_per_step
@@ -110,13 +111,14 @@ class _Stream:
 
     def __init__(self, config: ExperimentConfig, task: Task, on_evaluation: OnEvaluation, recorded: Recorded):
         due = evaluations(config.grpo.num_steps, config.output.eval_every) if on_evaluation else ()
+        assert recorded is None or isinstance(recorded, Mapping)
         self.stream = StreamSampler(build_sampler(config, task), StreamPlan.of(config, recorded), due)
         self.plan, self.on_evaluation = Schedule.of(config), on_evaluation
 
     def rollout(self, batch: int, published: Published) -> Rollout:
         """The next batch; evaluations are made where their weights are taken over."""
-        rollout, found = self.stream.batch(batch, lambda step, wait: published[step])
-        self._report(found)
+        rollout, report = self.stream.batch(batch, lambda step, wait: published[step])
+        self._report(report)
         rollout.stream.pop("time/generator_wait")  # nobody waits here
         return rollout
 
@@ -124,7 +126,7 @@ class _Stream:
         """Evaluate the weights that were not taken over any more."""
         self._report(self.stream.end(step, lambda step, wait: published[step]))
 
-    def _report(self, found: Sequence[Evaluation]) -> None:
-        for done in found:
+    def _report(self, report: Report) -> None:
+        for done in report.evaluations:
             assert self.on_evaluation is not None
             self.on_evaluation(done)

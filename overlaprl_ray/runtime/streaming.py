@@ -1,10 +1,11 @@
-"""The generator of a stream as an actor: its calls get references to weights, and each is fetched at its tick.
+"""A stream's actors: the generator's calls get references to weights, and each is fetched at its tick.
 
-rollout, evaluations = generator.batch.options(num_returns=2).remote(3, {1: weights_1, 2: weights_2})
+rollout, report = generator.batch.options(num_returns=2).remote(3, {1: weights_1, 2: weights_2})
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import ray
@@ -15,9 +16,9 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout
 from overlaprl_ray.runs.ray_metrics import during
-from overlaprl_ray.runtime.actors import GeneratorActor
+from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor
 from overlaprl_ray.tasks import Task
-from overlaprl_ray.workers.results import Evaluation
+from overlaprl_ray.workers.results import Report
 
 if TYPE_CHECKING:
     from overlaprl_ray.workers.stream import Weights
@@ -28,19 +29,24 @@ class StreamActor(GeneratorActor):
 
     def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
         super().__init__(config, task, gpu, share)
+        self.config = config
+
+    def start(self, record: dict[int, int], settled: int, state: Any, published: dict[int, Any]) -> None:
+        """Begin, or go on from a state. In the first `settled` batches weights come when the `record` says."""
         from overlaprl_ray.workers.stream import StreamSampler
 
-        self.timeout_s = config.pipeline.timeout_s
-        due = evaluations(config.grpo.num_steps, config.output.eval_every)
-        self.stream = StreamSampler(self.sampler, StreamPlan.of(config), due)
+        due = evaluations(self.config.grpo.num_steps, self.config.output.eval_every)
+        self.stream = StreamSampler(self.sampler, StreamPlan.of(self.config, record, settled), due)
+        if state is not None:
+            self.stream.load(state, self._weights(published))
 
     @during("generate")
-    def batch(self, number: int, published: dict[int, Any]) -> tuple[Rollout, list[Evaluation]]:
+    def batch(self, number: int, published: dict[int, Any]) -> tuple[Rollout, Report]:
         """The next batch; `published` refers to all weights that can be due in this call, by step."""
         return self.stream.batch(number, self._weights(published))
 
     @during("evaluate")
-    def end(self, last: int, published: dict[int, Any]) -> list[Evaluation]:
+    def end(self, last: int, published: dict[int, Any]) -> Report:
         """After the last batch: the evaluations that remain."""
         return self.stream.end(last, self._weights(published))
 
@@ -49,7 +55,7 @@ class StreamActor(GeneratorActor):
         from overlaprl_ray.runtime.weights import received
 
         def weights(step: int, wait: bool) -> Any:
-            if not ray.wait([published[step]], timeout=self.timeout_s if wait else 0)[0]:
+            if not ray.wait([published[step]], timeout=self.config.pipeline.timeout_s if wait else 0)[0]:
                 if not wait:
                     return None
                 raise RunError(
@@ -59,3 +65,23 @@ class StreamActor(GeneratorActor):
             return found.version, received(found)
 
         return weights
+
+
+class StreamLearnerActor(LearnerActor):
+    """A learner whose checkpoints hold the state of the generator's stream."""
+
+    @during("save")
+    def complete_stream_checkpoint(self, begun: None, run: Path, step: int, state: Any, *shares: Rollout) -> None:
+        """Add the stream's state when it took over the weights of this step, and the batches that had ended before."""
+        self.writer.complete(run, step, [[share] for share in shares], stream=state)
+
+    @during("save")
+    def abandon_checkpoint(self, run: Path, step: int) -> None:
+        """Remove what was begun: the run ended before the generator took over the weights of this step."""
+        self.writer.abandon(run, step)
+
+    def stream_state(self, checkpoint: Path) -> dict[str, Any]:
+        """The stream's state in a checkpoint."""
+        from overlaprl_ray.runs.saving import load_stream
+
+        return load_stream(checkpoint)

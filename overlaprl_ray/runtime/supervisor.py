@@ -20,7 +20,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor, ReferenceActor
 from overlaprl_ray.runtime.resources import Plan
-from overlaprl_ray.runtime.streaming import StreamActor
+from overlaprl_ray.runtime.streaming import StreamActor, StreamLearnerActor
 from overlaprl_ray.tasks import Task
 
 NAME_FREE_S = 30.0  # how long a dead actor's name may stay taken
@@ -92,11 +92,12 @@ class Actors:
         """Each role's class and its arguments of its own, in the order of `Plan.shares`."""
         count = self.plan.num_generators
         names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-        generator = StreamActor if self.config.pipeline.generation == "stream" else GeneratorActor
+        stream = self.config.pipeline.generation == "stream"
+        generator, learner = (StreamActor, StreamLearnerActor) if stream else (GeneratorActor, LearnerActor)
         roles = {name: [generator, (i, count)] for i, name in enumerate(names)}
         if self.plan.needs_reference:
             roles["reference"] = [ReferenceActor]
-        return {**roles, "learner": [LearnerActor]}
+        return {**roles, "learner": [learner]}
 
     @property
     def roles(self) -> list[str]:

@@ -61,8 +61,6 @@ def train(
     config, engine = resolve_engine(config, available_gpus())
     if resuming and (summary := finished_summary(folder, config)):
         return summary
-    if resuming and config.pipeline.generation == "stream":
-        raise ConfigError(f"output.dir = '{folder}': a stream cannot be resumed yet; start it anew in another folder")
     task = task or check_inputs(config, resuming)
     plan = resource_plan(config)
     config = config.with_setting("output.dir", str(folder))

@@ -1,7 +1,7 @@
 """A generator that decodes all the time: the stream's plan, engine and rewards put together, without Ray.
 
 stream = StreamSampler(sampler, StreamPlan.of(config), evaluated={0, 50})
-rollout, evaluations = stream.batch(1, weights)     # weights(step, wait) -> (version, parameters), or None
+rollout, report = stream.batch(1, weights)     # weights(step, wait) -> (version, parameters), or None
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ from overlaprl_ray.engines.stream import HFStream, StreamRow, generated
 from overlaprl_ray.rollout import Rollout, pad_right
 from overlaprl_ray.tasks import Problem, prompts_of_batch
 from overlaprl_ray.workers.generator import Sampler
-from overlaprl_ray.workers.results import Evaluation
+from overlaprl_ray.workers.results import Evaluation, Report
 
 # The weights after a step; with `wait` however long that takes, else None where they are not ready.
 Weights = Callable[[int, bool], tuple[int, dict[str, Tensor]] | None]
@@ -33,17 +33,35 @@ class StreamSampler:
         self.engine = HFStream(sampler.engine, grpo.max_new_tokens, grpo.temperature)
         self.groups: dict[int, list[StreamRow]] = {}  # admitted and without a batch
         self.steps: dict[int, int] = {}  # the step whose weights each of these started with
-        self.loaded = -1  # the step whose weights the engine holds
+        self.begun = False  # whether the engine holds weights of this run
         self._begin()
 
     def _begin(self) -> None:
         """Begin to count for the next batch."""
-        self.evaluations: list[Evaluation] = []
-        self.ticks: list[int] = []  # of take-overs
+        self.report = Report([], {})
+        self.ticks: dict[int, int] = {}  # step -> tick at which its weights were taken over
         self.occupied: list[int] = []  # rows at each tick
         self.waited = self.loading = 0.0  # seconds
 
-    def batch(self, number: int, weights: Weights) -> tuple[Rollout, list[Evaluation]]:
+    def state(self) -> dict[str, Any]:
+        """All that goes on depends on beside configuration and weights, right after a refresh."""
+        rows = {group: [dataclasses.asdict(row) for row in rows] for group, rows in self.groups.items()}
+        running = [(row.group, self.groups[row.group].index(row)) for row in self.engine.rows]
+        counts = {"steps": dict(self.steps), "ticks": dict(self.ticks), "occupied": list(self.occupied)}
+        return {"plan": self.plan.state(), "rows": rows, "running": running, **counts}
+
+    def load(self, state: dict[str, Any], weights: Weights) -> None:
+        """Go on from what `state` gave."""
+        self.plan.load(state["plan"])
+        self.groups = {group: [StreamRow(**row) for row in rows] for group, rows in state["rows"].items()}
+        self.steps, self.ticks, self.occupied = state["steps"], state["ticks"], state["occupied"]
+        version, parameters = weights(self.plan.taken, True) or (0, {})
+        self.sampler.engine.load_weights(version, parameters)
+        self.engine.start([self.groups[group][place] for group, place in state["running"]])
+        self.begun = True
+        self._evaluate(version)
+
+    def batch(self, number: int, weights: Weights) -> tuple[Rollout, Report]:
         """Decode until a batch is complete; the evaluations that were due meanwhile are made too."""
         plan, started = self.plan, time.time()
         assert number == len(plan.ended) + 1
@@ -58,19 +76,19 @@ class StreamSampler:
                 self._load(plan.taken + 1, weights, wait=True)
             else:
                 plan.jump()
-        rollout, evaluations = self._rollout(number, groups, started), self.evaluations
+        rollout, report = self._rollout(number, groups, started), self.report
         self._begin()
-        return rollout, evaluations
+        return rollout, report
 
-    def end(self, last: int, weights: Weights) -> list[Evaluation]:
+    def end(self, last: int, weights: Weights) -> Report:
         """After the last batch: the evaluations of the steps whose weights were not taken over yet."""
-        for step in sorted(step for step in self.evaluated if self.loaded < step <= last):
+        for step in sorted(step for step in self.evaluated if self.plan.taken < step <= last):
             self._load(step, weights, wait=True)
-        return self.evaluations
+        return self.report
 
     def _take_over(self, weights: Weights) -> None:
         """Take over all weights that are due, one step after another."""
-        if self.loaded < 0:
+        if not self.begun:
             self._load(0, weights, wait=True)
         while self.plan.is_due:
             self._load(self.plan.taken + 1, weights, wait=True)
@@ -87,14 +105,23 @@ class StreamSampler:
         self.sampler.engine.load_weights(*found)
         loaded = time.time()
         self.waited, self.loading = self.waited + ready - started, self.loading + loaded - ready
+        self.plan.taken, self.begun = step, True
+        config = self.sampler.config
         if step:
-            self.ticks.append(self.plan.tick)
-        self.loaded = self.plan.taken = step
+            self.ticks[step] = self.plan.tick
+            if config.pipeline.refresh_every and step % config.pipeline.refresh_every == 0:
+                self.engine.refresh()
+            if config.output.checkpoint_every and step % config.output.checkpoint_every == 0:
+                self.report.states[step] = self.state()
+        self._evaluate(found[0])
+        return True
+
+    def _evaluate(self, version: int) -> None:
+        """Held-out accuracy under the weights just taken over, where it is due; with a cache of its own."""
+        step, started = self.plan.taken, time.time()
         if step in self.evaluated:
             accuracy, n = self.sampler.evaluate()
-            span = (loaded, time.time())
-            self.evaluations.append(Evaluation(step, found[0], accuracy, n, span))
-        return True
+            self.report.evaluations.append(Evaluation(step, version, accuracy, n, (started, time.time())))
 
     def _problem(self, group: int) -> Problem:
         count, config = self.plan.prompts, self.sampler.config
@@ -131,7 +158,7 @@ class StreamSampler:
     def _numbers(self) -> dict[str, Any]:
         """What the step's row says of this batch's call."""
         return {
-            "weights_ticks": " ".join(map(str, self.ticks)),  # as text: tables hold no lists
+            "weights_ticks": " ".join(f"{step}:{tick}" for step, tick in self.ticks.items()),
             "stream/tick": self.plan.tick,
             "stream/rows": sum(self.occupied) / max(1, len(self.occupied)),
             "time/generator_wait": self.waited,
