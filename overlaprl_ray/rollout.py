@@ -24,7 +24,8 @@ class Unused:
 
     rows: int
     tokens: int
-    reward: float  # sum over rows
+    judged: int  # rows
+    reward: float  # sum over them
     silent_groups: int  # groups without signal
 
 
@@ -45,8 +46,8 @@ class Rollout:
     completion_ids: Tensor  # (B, T) int64
     completion_mask: Tensor  # (B, T) bool, True up to and including the first EOS
     logprobs: Tensor  # (B, T) float32
-    rewards: Tensor  # (B,) float32, weighted sum of the parts
-    reward_parts: dict[str, Tensor]  # (B,) float32 each
+    rewards: Tensor  # (B,) float32, weighted sum of the parts; NaN where no reward function judged
+    reward_parts: dict[str, Tensor]  # (B,) float32 each, NaN where the function abstained
     advantages: Tensor  # (B,) float32
     groups: Tensor  # (B,) int64, position of the prompt in the batch
     finished: Tensor  # (B,) bool, ended by an EOS
@@ -61,6 +62,8 @@ class Rollout:
     versions: Tensor | None = None  # (B, T) int64, of the weights that sampled each token; None: all `version`
     stream: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the step's row says of its ticks
     unused: Unused | None = None  # where more was generated than is trained on
+    # what reward functions logged by name, B values each
+    logged: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
 
     @property
     def tokens(self) -> int:
@@ -160,6 +163,7 @@ def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
         completions=pick(rollout.completions),
         answers=pick(rollout.answers),
         extracted=pick(rollout.extracted),
+        logged={name: pick(values) for name, values in rollout.logged.items()},
     )
 
 
@@ -182,7 +186,8 @@ def batch_of(shards: Sequence[Rollout], groups: int) -> Rollout:
     unused = Unused(
         rows=int((~used).sum()),
         tokens=int(whole.completion_mask[~used].sum()),
-        reward=float(whole.rewards[~used].double().sum()),
+        judged=int((~whole.rewards[~used].isnan()).sum()),
+        reward=float(whole.rewards[~used].double().nan_to_num().sum()),
         silent_groups=int(silent.sum() - silent[picked].sum()),
     )
     return dataclasses.replace(rows_of(whole, used.nonzero().flatten()), unused=unused)
@@ -227,4 +232,8 @@ def merge(shards: Sequence[Rollout]) -> Rollout:
         load=(min(s.load[0] for s in shards), max(s.load[1] for s in shards)),
         memory_gb=sum(s.memory_gb for s in shards),
         fault=next((s.fault for s in shards if s.fault), None),
+        logged={
+            name: [value for s in shards for value in s.logged.get(name, [None] * len(s.rewards))]
+            for name in dict.fromkeys(name for s in shards for name in s.logged)
+        },
     )

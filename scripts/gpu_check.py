@@ -147,12 +147,13 @@ def collect(folder: Path, total_gb: float | None, seconds: float) -> dict[str, A
     recovery, trl = read(folder / "recovery.json"), read(folder / "trl" / "compare.json")
     return {
         "environment": environment(),
+        "rehearsal": total_gb is None,
         "seconds": seconds,
         "modes": modes + mode_rows(mps, mps=True),
         "engines": {name: found for name in ENGINES if (found := read(folder / f"{name}.json"))},
         "memory": memory,
         "recovery": recovery,
-        "trl": trl["table"] if trl else [],
+        "trl": [{"arm": row["label"], "steps_per_s": 1 / row["step_s"]} for row in trl["table"]] if trl else [],
         "without_result": reasons,
         "checks": {
             "all four modes ran": [row["mode"] for row in modes] == ["sync", "async", "staleness", "overlap"],

@@ -122,7 +122,7 @@ def check_prompts(
     different = list({problem.prompt: problem for problem in problems}.values())
     theirs, _, _ = trainer._tokenize_prompts([trl_prompt(tokenizer, p, system_prompt) for p in different])
     for problem, other in zip(different, theirs, strict=True):
-        own = encode(tokenizer, problem.prompt, system_prompt)
+        own = encode(tokenizer, problem.asked, system_prompt)
         if own != list(other):
             raise RunError(f"prompt {problem.prompt!r:.80}: {own} here, {other} in TRL; they would do different work")
 
@@ -134,7 +134,7 @@ class Clock(TrainerCallback):
         self, config: ExperimentConfig, task: Task, every: int | None, target: float | None, seconds: float | None
     ):
         self.grpo, self.every, self.target, self.seconds = config.grpo, every, target, seconds
-        self.sampler = build_sampler(config, task) if every else None
+        self.sampler = build_sampler(config, task, config.grpo.model_name) if every else None
         self.ends: list[float] = []
         self.evaluations: list[tuple[int, float]] = []
         self.zero = 0.0

@@ -51,7 +51,7 @@ def test_rehearsal(tmp_path, cache):
     assert all(row["publish_s"] > 0 for row in found["modes"])
     assert found["recovery"]["restarts"] == 1
     assert found["recovery"]["exact"]
-    assert [row["arm"] for row in found["trl"]] == ["trl"]
+    assert [row["arm"] for row in found["trl"]] == ["trl, 1 thread(s)"]
     assert found["without_result"].keys() <= {"engine-vllm"}
     assert "speed_up: " in done.stdout
     again = call("--cpu", out)

@@ -10,6 +10,7 @@ import pytest
 SCRIPT = str(Path(__file__).resolve().parents[1] / "scripts" / "train.py")
 HEAVY = {"torch", "transformers", "pandas", "matplotlib", "scipy", "datasets", "sklearn", "ray"}
 RAY = "import ray, time; t = time.time(); ray.init(log_to_driver=False, logging_level=40); print(time.time() - t)"
+EVENTS = "from pathlib import Path; from overlaprl_ray.runs.loggers import tensorboard; tensorboard(Path('x'))"
 MODEL = "import torch; from transformers import LlamaForCausalLM"
 
 
@@ -18,13 +19,18 @@ MODEL = "import torch; from transformers import LlamaForCausalLM"
     [
         ("import overlaprl_ray", set()),
         ("from overlaprl_ray import ExperimentConfig, train", {"ray"}),
+        (
+            "from pathlib import Path; from overlaprl_ray.runs.loggers import tensorboard; tensorboard(Path('x'))",
+            {"ray"},
+        ),
         (f"import runpy; sys.argv = ['train.py', '--dry-run']; runpy.run_path({SCRIPT!r}, run_name='__main__')", set()),
     ],
-    ids=["configuration", "train", "dry run"],
+    ids=["configuration", "train", "TensorBoard", "dry run"],
 )
-def test_planning_imports_nothing_heavy(lines: str, allowed: set[str]) -> None:
+def test_a_driver_imports_nothing_heavy(tmp_path: Path, lines: str, allowed: set[str]) -> None:
     report = f"import atexit, sys; atexit.register(lambda: print('HEAVY', *({HEAVY} & set(sys.modules))))\n{lines}"
-    out = subprocess.run([sys.executable, "-c", report], capture_output=True, text=True, check=True).stdout
+    command = [sys.executable, "-c", report]
+    out = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
     assert set(out.rpartition("HEAVY")[2].split()) <= allowed
 
 

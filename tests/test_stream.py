@@ -18,6 +18,7 @@ from overlaprl_ray.engines.hf import HFEngine, row_uniforms, sample
 from overlaprl_ray.engines.stream import HFStream, StreamRow, generated
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.architecture import check_joinable
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.models.tiny import tiny_config
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.tasks import build_task
@@ -222,11 +223,12 @@ def test_tokens_know_their_versions_and_stay_within_the_bound(monkeypatch, lag, 
 def test_a_stream_goes_on_from_its_state_bit_for_bit():
     config = stream(2, pipeline={"delay": 3, "refresh_every": 2}, output={"checkpoint_every": 2}, grpo={"num_steps": 8})
     task = build_task(config.task)
-    learner = build_learner(config, task)
+    policy = find_models(config, task.train).policy
+    learner = build_learner(config, policy)
     sets = {step: {n: p * (1 + step / 40) for n, p in learner.weights().items()} for step in range(9)}
 
     def begin():
-        return StreamSampler(build_sampler(config, task), StreamPlan.of(config), evaluated=(0, 4))
+        return StreamSampler(build_sampler(config, task, policy), StreamPlan.of(config), evaluated=(0, 4))
 
     def weights(step, wait):
         return step, sets[step]

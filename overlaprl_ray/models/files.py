@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 from overlaprl_ray.config import TINY, TaskConfig, TinyConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tasks import Problem, arithmetic
-from overlaprl_ray.tasks.hub import holds, prefer_cache_when_unreachable
+from overlaprl_ray.tasks.hub import holds
 
 BUILTIN = Path(__file__).parent / "builtin"  # the built-in model, as models/tiny.py makes it
 CONTEXT, VOCABULARY = 512, 99  # its tokens, one a character
@@ -71,7 +71,6 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_hub(name: str) -> None:
-    prefer_cache_when_unreachable()
     if not holds(name, "config.json"):
         raise ValueError("no such folder, and the hub or its local cache has no such model")
     if not any(holds(name, file) for file in WEIGHTS):
@@ -98,11 +97,3 @@ def is_packaged(config: TinyConfig, problems: Sequence[Problem]) -> bool:
         return False
     seen = {(p.prompt, p.answer) for p in arithmetic.build(TaskConfig()).train}
     return seen <= {(p.prompt, p.answer) for p in problems}
-
-
-def describe_start(config: TinyConfig, problems: Sequence[Problem]) -> str:
-    """Which weights a run begins with, in a line."""
-    if not is_packaged(config, problems):
-        return f"built-in model: warm-started for this task, kept in {cache_folder()}"
-    recipe = json.loads((BUILTIN / "recipe.json").read_text(encoding="utf-8"))
-    return f"built-in model: {BUILTIN / 'model.safetensors'}, sha256 {recipe['sha256'][:12]}"

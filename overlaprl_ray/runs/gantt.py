@@ -106,8 +106,6 @@ def _kind_and_labels(event: dict[str, Any]) -> tuple[str, list[str]]:
     if stage == "evaluate":
         return stage, [event["name"], f"w{args['step']}"]
     batch = str(args["batch"])
-    if stage == "generate":
-        return stage, [f"{batch} ← w{args['weights_step']}", batch]
-    if stage == "train" and args["decision"] == "discard":
-        return "discard", [f"{batch} discarded", f"{batch} ×", batch]
-    return stage, [] if stage in ("load", "publish") else [batch]
+    kind = "discard" if stage == "train" and args["decision"] == "discard" else stage
+    longer = {"generate": [f"{batch} ← w{args['weights_step']}"], "discard": [f"{batch} discarded", f"{batch} ×"]}
+    return kind, [] if stage in ("load", "publish") else [*longer.get(kind, []), batch]

@@ -19,6 +19,7 @@ import ray
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.runs.imports import import_without
 from overlaprl_ray.runs.ray_metrics import NO_TRIAL, Metrics, tags_of
 from overlaprl_ray.workers.results import Cell, Evaluation
 
@@ -73,6 +74,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def tensorboard(folder: Path, before: dict[str, Any] | None = None) -> Logger:
     """Events in the run's folder, one per step."""
+    import_without("tensorboardX", "torch")  # which it takes tensors of, where it is installed
     from tensorboardX import SummaryWriter
     from tensorboardX.proto.summary_pb2 import Summary
 

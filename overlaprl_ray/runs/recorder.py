@@ -20,7 +20,7 @@ from overlaprl_ray.rollout import Span
 from overlaprl_ray.runs.files import as_json, cut_back, last_step, replace_text, writing
 from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.loggers import RunLoggers
-from overlaprl_ray.runs.notices import floor_notice, notices
+from overlaprl_ray.runs.notices import floor_notice, notices, signal_notice
 from overlaprl_ray.runs.progress import Progress
 from overlaprl_ray.runs.summary import discard_report, summarize
 from overlaprl_ray.runs.timeline import trace_of
@@ -123,6 +123,8 @@ class Recorder:
         self.progress.step(row)
         if result.step == 1 and result.floor is not None and (warning := floor_notice(self.config, result.floor)):
             self.progress.say(warning)
+        if warning := signal_notice(self.rows):
+            self.progress.say(warning)
         if result.fault:
             self.faults += 1
             self._append("faults.jsonl", {"step": result.step, "fault": result.fault})
@@ -156,7 +158,7 @@ class Recorder:
             "staleness_floor": self.floor,
             "faults": self.faults,
             "restarts": self.restarts,
-            "notices": notices(self.config, self.floor, result["decisions"]),
+            "notices": notices(self.config, self.floor, result["decisions"], self.rows),
             "thrown_away": discard_report(self.decisions),
             "overlap_fraction": trace["otherData"]["overlap_fraction"],
         }

@@ -9,10 +9,8 @@ transformers.
 
 from __future__ import annotations
 
-import importlib
 import os
 import shutil
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -24,6 +22,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout, Scores, Span, batch_of
 from overlaprl_ray.runs.environment import environment
+from overlaprl_ray.runs.imports import import_without
 from overlaprl_ray.runs.ray_metrics import Watched, during
 from overlaprl_ray.runtime.resources import tensor_bytes
 from overlaprl_ray.tasks import Task
@@ -34,16 +33,13 @@ if TYPE_CHECKING:
 
     from overlaprl_ray.runtime.weights import Published
 
-# What transformers imports into every process, where it is installed, for models and searches that are not used here.
-NOT_FOR_TRANSFORMERS = ("scipy", "sklearn")
-
 
 def _take_device(threads: int, gpu: float) -> tuple[str, int]:
     """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors.
 
     Returns the device, and how many bytes its tensors may take there (0: a CPU).
     """
-    _import_transformers()
+    import_without("transformers.modeling_utils", "scipy", "sklearn")  # for image models' losses, assisted generation
     import torch
 
     torch.set_num_threads(threads)
@@ -56,17 +52,6 @@ def _take_device(threads: int, gpu: float) -> tuple[str, int]:
         return "cuda", allowed
     check_simulated(ray.get_runtime_context().get_node_labels())
     return "cpu", 0
-
-
-def _import_transformers() -> None:
-    """Import it as if those packages were not installed: half a second and some MB less. Later imports find them."""
-    hidden = [name for name in NOT_FOR_TRANSFORMERS if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]  # None: not installed
-    try:
-        importlib.import_module("transformers.modeling_utils")
-    finally:
-        for name in hidden:
-            del sys.modules[name]
 
 
 def check_simulated(labels: Mapping[str, Any]) -> None:
@@ -83,12 +68,12 @@ def check_simulated(labels: Mapping[str, Any]) -> None:
 class GeneratorActor(Watched):
     """Samples batches and evaluates, with the weights it is handed."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str, task: Task, share: tuple[int, int]):
         super().__init__(config)
         device, allowed = _take_device(config.resources.threads, gpu)
         from overlaprl_ray.workers.build import build_sampler
 
-        self.sampler = build_sampler(config, task, device, allowed, share=share)
+        self.sampler = build_sampler(config, task, policy, device, allowed, share)
         self.loaded_step = -1
 
     @during("generate")
@@ -101,7 +86,7 @@ class GeneratorActor(Watched):
         """Held-out accuracy of the policy after a step."""
         self._load(step, published)
         started = time.time()
-        accuracy, n = self.sampler.evaluate()
+        accuracy, n = self.sampler.evaluate(step)
         return Evaluation(step, published.version, accuracy, n, (started, time.time()))
 
     def _load(self, step: int, published: Published) -> Span:
@@ -117,12 +102,12 @@ class GeneratorActor(Watched):
 class ReferenceActor(Watched):
     """Scores rollouts under the frozen reference model."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, model: str):
         super().__init__(config)
         device, _ = _take_device(config.resources.threads, gpu)
         from overlaprl_ray.workers.build import build_reference
 
-        self.reference = build_reference(config, task, device)
+        self.reference = build_reference(config, model, device)
 
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
@@ -133,18 +118,19 @@ class ReferenceActor(Watched):
 class LearnerActor(Watched):
     """Judges rollouts, trains on them, publishes weights, writes checkpoints."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str):
         super().__init__(config)
         self.config = config
         device, _ = _take_device(config.resources.threads, gpu)
-        from overlaprl_ray.models.loading import load_tokenizer
+        from overlaprl_ray.models.loading import export_eos, load_tokenizer
         from overlaprl_ray.runs.saving import CheckpointWriter
         from overlaprl_ray.workers.build import build_learner, build_reference
 
-        self.learner = build_learner(config, task, device)
+        self.learner = build_learner(config, policy, device)
         self.buffers: dict[torch.dtype, torch.Tensor] = {}  # for weights on their way from a GPU
-        self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
-        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self.reference = build_reference(config, policy, learner=self.learner) if config.learner_scores else None
+        self.tokenizer = load_tokenizer(policy)
+        export_eos(self.learner.model, self.tokenizer)
         self.writer = CheckpointWriter(config, self.tokenizer)
         self.finished = 0  # steps
 

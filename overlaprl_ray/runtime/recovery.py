@@ -15,6 +15,7 @@ from overlaprl_ray.runtime.pipeline import Pipeline
 from overlaprl_ray.runtime.queue import Ticket
 from overlaprl_ray.runtime.supervisor import ActorDied, Actors
 from overlaprl_ray.workers.results import StepResult
+from overlaprl_ray.workers.watchdog import take_timeout
 
 
 class Recovery:
@@ -48,6 +49,8 @@ class Recovery:
     def _recover(self, death: RunError) -> None:
         """Bring the run back to where the pipeline can continue. Raises `RunError` where it cannot."""
         graph, limit = self.pipeline.graph, self.actors.config.pipeline.max_restarts
+        if ended := take_timeout(graph.folder):  # it would only take as long again
+            raise RunError(ended)
         graph.settle()
         dead = self.actors.dead()
         if not dead and not self.learner_behind:

@@ -17,10 +17,12 @@ from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.algorithm.stream import StreamPlan
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import Rollout, batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
+from overlaprl_ray.workers.generator import Sampler
 from overlaprl_ray.workers.results import Evaluation, Report, StepResult
 from overlaprl_ray.workers.stream import StreamSampler
 
@@ -51,9 +53,12 @@ def replay(
         )
     torch.set_num_threads(config.resources.threads)
     task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
-    learner = build_learner(config, task)
-    reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
-    source = (_Stream if config.pipeline.generation == "stream" else _Batches)(config, task, on_evaluation, schedule)
+    models = find_models(config, task.train)
+    learner = build_learner(config, models.policy)
+    reference = build_reference(config, models.reference, learner=learner) if config.grpo.beta else None
+    count = config.resources.num_generators
+    samplers = [build_sampler(config, task, models.policy, share=(index, count)) for index in range(count)]
+    source = (_Stream if config.pipeline.generation == "stream" else _Batches)(samplers, on_evaluation, schedule)
     published: Published = {}
     rows: list[dict[str, Any]] = []
     last = steps or config.grpo.num_steps
@@ -80,10 +85,9 @@ def replay(
 class _Batches:
     """Rollouts batch after batch."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, on_evaluation: OnEvaluation, recorded: Recorded):
-        count = config.resources.num_generators
-        self.samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
+    def __init__(self, samplers: list[Sampler], on_evaluation: OnEvaluation, recorded: Recorded):
         assert not isinstance(recorded, Mapping)
+        self.samplers, config = samplers, samplers[0].config
         self.plan = Schedule.of(config, recorded or ())
         self.due = evaluations(config.grpo.num_steps, config.output.eval_every)
         self.on_evaluation, self.prompts = on_evaluation, config.grpo.num_prompts_per_step
@@ -102,17 +106,18 @@ class _Batches:
             return
         started, (version, weights) = time.time(), published[step]
         self.samplers[0].engine.load_weights(version, weights)
-        accuracy, n = self.samplers[0].evaluate()
+        accuracy, n = self.samplers[0].evaluate(step)
         self.on_evaluation(Evaluation(step, version, accuracy, n, (started, time.time())))
 
 
 class _Stream:
     """Rollouts of a stream of groups."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, on_evaluation: OnEvaluation, recorded: Recorded):
+    def __init__(self, samplers: list[Sampler], on_evaluation: OnEvaluation, recorded: Recorded):
+        config = samplers[0].config
         due = evaluations(config.grpo.num_steps, config.output.eval_every) if on_evaluation else ()
         assert recorded is None or isinstance(recorded, Mapping)
-        self.stream = StreamSampler(build_sampler(config, task), StreamPlan.of(config, recorded), due)
+        self.stream = StreamSampler(samplers[0], StreamPlan.of(config, recorded), due)
         self.plan, self.on_evaluation = Schedule.of(config), on_evaluation
 
     def rollout(self, batch: int, published: Published) -> Rollout:

@@ -17,7 +17,6 @@ from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout
 from overlaprl_ray.runs.ray_metrics import during
 from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor
-from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.results import Report
 
 if TYPE_CHECKING:
@@ -27,8 +26,8 @@ if TYPE_CHECKING:
 class StreamActor(GeneratorActor):
     """Decodes all the time, and keeps its running rows between calls. Call k returns what step k trains on."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
-        super().__init__(config, task, gpu, share)
+    def __init__(self, config: ExperimentConfig, *arguments: Any):
+        super().__init__(config, *arguments)
         self.config = config
 
     def start(self, record: dict[int, int], settled: int, state: Any, published: dict[int, Any]) -> None:

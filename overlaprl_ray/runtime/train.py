@@ -18,7 +18,7 @@ from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.models.files import describe_start
+from overlaprl_ray.models.folders import describe_start, find_models
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
@@ -68,19 +68,23 @@ def train(
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         if checks.done():  # else the actors load their models meanwhile; a refusal ends them
-            check_store(config, checks.result())
-        actors = Actors(config, task, plan, folder.name, progress.say)
+            check_store(config, checks.result().published_bytes)
+        with _resumable(folder):
+            models = find_models(config, task.train)
+        actors = Actors(config, task, models, plan, folder.name, progress.say)
         with _resumable(folder), _stopping(actors):
             actors.start()
-            check_store(config, checks.result())
+            ready = checks.result()
+            check_store(config, ready.published_bytes)
             start = newest_checkpoint(folder, config, progress.say) if resuming else None
             resume_from = (start.step if start else 0) if resuming else None
             if resuming:
                 clear_scratch(folder)
                 progress.say(f"resuming after step {resume_from}")
-            progress.say(f"run: {folder}")
+            for notice in (f"run: {folder}", *ready.task.notices):
+                progress.say(notice)
             if config.grpo.model_name == TINY:
-                progress.say(describe_start(config.model.tiny, task.train))
+                progress.say(describe_start(models.policy))
             if context is not None:
                 provision(Path(context.address_info["session_dir"]))
                 if line := greeting(context):
@@ -135,7 +139,7 @@ def check_socket_path() -> None:
 
     session = Path(get_default_ray_temp_dir()) / f"session_2026-12-31_23-59-59_123456_{os.getpid()}"
     excess = len(os.fsencode(session / "sockets" / "plasma_store")) - SOCKET_PATH
-    if excess > 0 and "RAY_ADDRESS" not in os.environ:
+    if excess > 0 and os.environ.get("RAY_ADDRESS", "local") == "local":
         variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
         raise ConfigError(
             f"{variable} = '{os.environ.get(variable)}': its path is {excess} bytes too long for the sockets that Ray "

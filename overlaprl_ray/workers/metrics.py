@@ -4,6 +4,8 @@ rollout_metrics(rollout, group_size=8)["frac_reward_zero_std"]
 """
 
 import dataclasses
+import math
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -22,24 +24,31 @@ def rollout_metrics(rollout: Rollout, group_size: int, lag: int = 0) -> dict[str
     """Rewards and lengths of a batch, and the ages of its tokens where they differ; `lag` is that of the oldest.
 
     `reward_std` is the mean of the groups' standard deviations. Tokens, samples, reward and the share of groups without
-    signal are of all that was generated, used or not.
+    signal are of all that was generated, used or not. Rows that nobody judged (NaN) are left out of the means of
+    rewards; None where no row was judged.
     """
     groups = rollout.rewards.double().reshape(-1, group_size)
     lengths = rollout.completion_mask.sum(1).double()
-    unused = rollout.unused or Unused(0, 0, 0.0, 0)
+    unused = rollout.unused or Unused(0, 0, 0, 0.0, 0)
     samples = len(rollout.rewards) + unused.rows
+    judged = int((~rollout.rewards.isnan()).sum()) + unused.judged
     silent = int((rollout.advantages.reshape(-1, group_size) == 0).all(1).sum()) + unused.silent_groups
     return {
         "weights_step": rollout.weights_step,
         "tokens": rollout.tokens + unused.tokens,
         "samples": samples,
         "tokens_unused": unused.tokens,
-        "reward": (float(rollout.rewards.double().sum()) + unused.reward) / samples,
-        "reward_std": float(groups.std(dim=1).mean()),
+        "reward": (float(rollout.rewards.double().nan_to_num().sum()) + unused.reward) / judged if judged else None,
+        "reward_std": _mean_judged(groups.std(dim=1) if judged == samples else _spread(groups)),
         "frac_reward_zero_std": silent * group_size / samples,
         "completions/mean_length": float(lengths.mean()),
         "completions/clipped_ratio": float(1 - rollout.finished.double().mean()),
-        **{f"rewards/{name}/mean": float(part.double().mean()) for name, part in rollout.reward_parts.items()},
+        **{f"rewards/{name}/mean": _mean_judged(part) for name, part in rollout.reward_parts.items()},
+        **{
+            f"logged/{name}": fmean(numbers)
+            for name, values in rollout.logged.items()
+            if (numbers := [value for value in values if isinstance(value, int | float)])
+        },
         **(_ages(rollout, lag) if rollout.versions is not None else {}),
     }
 
@@ -52,9 +61,21 @@ def _ages(rollout: Rollout, lag: int) -> dict[str, Any]:
     return {
         "staleness/lag_mean": float(ages.mean()),
         "staleness/lag_p95": float(ages.quantile(0.95)),
+        "staleness/kl_crossed": None,  # unless measured, see StepTotals
+        "staleness/kl_whole": None,
         "stream/frac_crossed": float(mask[crossed(rollout)].sum() / mask.sum()),
         **rollout.stream,
     }
+
+
+def _mean_judged(values: Tensor) -> float | None:
+    judged = values.double()[~values.isnan()]
+    return float(judged.mean()) if len(judged) else None
+
+
+def _spread(groups: Tensor) -> Tensor:
+    judged = [group[~group.isnan()] for group in groups]
+    return torch.tensor([float(group.std()) if len(group) > 1 else math.nan for group in judged])
 
 
 @dataclasses.dataclass
@@ -172,9 +193,10 @@ def _sample(rollout: Rollout, row: int) -> dict[str, Any]:
         "completion": rollout.completions[row],
         "answer": rollout.answers[row],
         "extracted": rollout.extracted[row],
-        "reward": float(rollout.rewards[row]),
-        "rewards": {name: float(part[row]) for name, part in rollout.reward_parts.items()},
+        "reward": _mean_judged(rollout.rewards[row : row + 1]),
+        "rewards": {name: _mean_judged(part[row : row + 1]) for name, part in rollout.reward_parts.items()},
         "advantage": float(rollout.advantages[row]),
         "tokens": int(rollout.completion_mask[row].sum()),
         "version": rollout.version,
+        **({"logged": {name: values[row] for name, values in rollout.logged.items()}} if rollout.logged else {}),
     }

@@ -120,7 +120,7 @@ class StreamSampler:
         """Held-out accuracy under the weights just taken over, where it is due; with a cache of its own."""
         step, started = self.plan.taken, time.time()
         if step in self.evaluated:
-            accuracy, n = self.sampler.evaluate()
+            accuracy, n = self.sampler.evaluate(step)
             self.report.evaluations.append(Evaluation(step, version, accuracy, n, (started, time.time())))
 
     def _problem(self, group: int) -> Problem:
