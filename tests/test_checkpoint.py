@@ -8,7 +8,7 @@ import shutil
 
 import pytest
 import torch
-from conftest import small
+from conftest import policy_of, small
 from safetensors import SafetensorError
 
 from overlaprl_ray.errors import ConfigError, RunError
@@ -33,8 +33,9 @@ class Run:
     def __init__(self, config=CONFIG):
         self.config = config
         task = preflight(config).task
-        self.learner, self.sampler = build_learner(config, task), build_sampler(config, task)
-        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self.policy = policy_of(config, task)
+        self.learner, self.sampler = build_learner(config, self.policy), build_sampler(config, task, self.policy)
+        self.tokenizer = load_tokenizer(self.policy)
         self._load()
         for batch in (1, 2):
             self.learner.step(self.sampler.rollout(batch, batch - 1))
@@ -73,7 +74,7 @@ def test_a_learner_goes_on_from_it_bit_for_bit(tmp_path, dtype):
     run.save(tmp_path)
     found = newest_checkpoint(tmp_path, run.config, notice=pytest.fail)
     assert (found.step, found.batches, found.weights_steps) == (2, (3,), (1,))
-    fresh = build_learner(run.config, preflight(run.config).task)
+    fresh = build_learner(run.config, run.policy)
     fresh.load(load_trainer(found.path))
     [[rollout]] = load_rollouts(found.path)
     one, two = run.learner.step(run.next), fresh.step(rollout)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from conftest import read_jsonl, small
+from conftest import policy_of, read_jsonl, small
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -112,7 +112,8 @@ def test_what_is_not_finite_leaves_policy_moments_and_version_alone(poison):
     config = config_of("skip", beta=0.0, num_minibatches=2)
     faulty.calls = 10
     task = preflight(config).task
-    sampler, learner = build_sampler(config, task), build_learner(config, task)
+    policy = policy_of(config, task)
+    sampler, learner = build_sampler(config, task, policy), build_learner(config, policy)
     sampler.engine.load_weights(0, learner.weights())
     learner.step(sampler.rollout(1, 0))
     rollout = sampler.rollout(2, 0)
@@ -133,7 +134,7 @@ def test_what_is_not_finite_leaves_policy_moments_and_version_alone(poison):
     sampler.engine.load_weights(version, learner.weights())
     assert learner.step(sampler.rollout(3, 2)).metrics["faults"] == 0
     assert 2 < learner.version <= 4  # at beta 0 a half without signal is no update
-    strict = build_learner(config_of("stop", beta=0.0, num_minibatches=2), task)
+    strict = build_learner(config_of("stop", beta=0.0, num_minibatches=2), policy)
     strict.model.get_output_embeddings().register_forward_hook(lambda module, inputs, out: out * math.nan)
     with pytest.raises(RunError, match="step 2: the policy's logprobs are not finite for prompt"):
         strict.step(rollout)

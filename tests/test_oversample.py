@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_rollout, small
+from conftest import make_rollout, policy_of, small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,7 +46,9 @@ def test_shares_and_order_of_prompts():
     task = build_task(config.task)
 
     def batch(number: int, count: int):
-        samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
+        samplers = [
+            build_sampler(config, task, policy_of(config, task), share=(index, count)) for index in range(count)
+        ]
         return [sampler.rollout(number, 0) for sampler in samplers]
 
     first, second = merge(batch(1, 1)), merge(batch(2, 3))

@@ -8,11 +8,12 @@ import threading
 import pytest
 import ray
 import torch
-from conftest import read_jsonl, small
+from conftest import policy_of, read_jsonl, small
 
 from overlaprl_ray.algorithm.schedule import Schedule
 from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.runtime.actors import check_simulated
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.runtime.supervisor import Actors
@@ -81,7 +82,8 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
     ready = preflight(config)
     free = 1.0
     assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free)  # other tests' actors are gone
-    started = Actors(config, ready.task, ready.plan, run="placement")
+    models = find_models(config, ready.task.train)
+    started = Actors(config, ready.task, models, ready.plan, run="placement")
     started.start()
     started.wait_ready()
     held = ready.plan.generator_gpu + ready.plan.reference_gpu + ready.plan.learner_gpu
@@ -94,7 +96,7 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
         assert modules & {"pandas", "matplotlib", "scipy", "datasets", "sklearn"} == set()
     # a second set does not fit beside the first: it says so instead of hanging
     short = config.with_setting("resources.start_timeout_s", 3.0)
-    second = Actors(short, ready.task, ready.plan, run="second")
+    second = Actors(short, ready.task, models, ready.plan, run="second")
     second.start()
     with pytest.raises(RunError, match=r"timed out waiting for .*resources.start_timeout_s"):
         second.wait_ready()
@@ -120,7 +122,7 @@ def test_weights_that_the_object_store_cannot_hold_are_refused_before_actors_sta
 def test_the_size_of_the_weights_is_what_the_learner_publishes():
     config = small()
     found = preflight(config)
-    learner = build_learner(config, found.task)
+    learner = build_learner(config, policy_of(config, found.task))
     assert found.published_bytes == sum(array.nbytes for array in publish(0, learner.weights()).arrays.values())
     assert preflight(config.with_setting("model.dtype", "bfloat16")).published_bytes == found.published_bytes / 2
 

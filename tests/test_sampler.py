@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from conftest import small
+from conftest import policy_of, small
 from tokenizers.processors import TemplateProcessing
 
 from overlaprl_ray.errors import ConfigError, RunError
@@ -25,7 +25,8 @@ from overlaprl_ray.workers.watchdog import take_timeout, time_limit
 
 
 def sampler_of(config, share=(0, 1)):
-    sampler = build_sampler(config, build_task(config.task), share=share)
+    task = build_task(config.task)
+    sampler = build_sampler(config, task, policy_of(config, task), share=share)
     sampler.engine.version = 0
     return sampler
 

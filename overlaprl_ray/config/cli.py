@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.grpo import TINY_DEFAULTS
+from overlaprl_ray.config.yaml_settings import load_yaml, nested
 from overlaprl_ray.errors import ConfigError, RunError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -87,23 +87,12 @@ _REPR = reprlib.Repr()
 _REPR.maxstring = _REPR.maxother = 60
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice: the second would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def read_yaml(path: str | Path) -> dict[str, Any]:
     """A YAML mapping from a file. Raises `ConfigError` with file and line."""
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml.load(text, Loader=_UniqueKeys)  # a SafeLoader: plain data only
+        values = load_yaml(text)
     except OSError as error:
         raise ConfigError(f"config file '{path}': {error.strerror}; give the path of a YAML file") from None
     except UnicodeDecodeError:
@@ -138,7 +127,7 @@ def merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 def load_config(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> ExperimentConfig:
     """The built-in default, or a file's settings, with overrides by dotted name."""
-    values = read_yaml(path) if path else {}
+    values = nested(read_yaml(path)) if path else {}
     return build_config(merge(values, overrides or {}), str(path) if path else "command line")
 
 
@@ -201,7 +190,7 @@ def read_value(name: str, text: str, field: FieldInfo) -> Any:
     if field.annotation is str or (field.annotation == str | None and text != "null"):
         return text
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except Exception:  # see read_yaml
         raise ConfigError(f"--{name} {_short(text)}: not a YAML value; quote it, e.g. '[a, b]' or null") from None
 

@@ -6,6 +6,7 @@
     train(ExperimentConfig(grpo=GRPOConfig(num_steps=20), seed=1))
 """
 
+import datetime as dt
 import json
 from typing import Any, Literal
 
@@ -45,6 +46,9 @@ class TaskConfig(Group):
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text that rewards read; "
                                       "false: all but the EOS that ends it stay")  # fmt: skip
     system_prompt: str | None = Field(None, description="system message, for models with a chat template")
+    max_prompt_tokens: Count | None = Field(None, description="problems whose prompt has more tokens are left out, "
+                                            ">= 1; null = none are")  # fmt: skip
+    date: dt.date | None = Field(None, description="day that chat templates see, as 2026-12-01; null = the first")
     prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
     question_column: str = Field("question", description="records: column of the question, a text or role/content "
                                  "turns; a.b = column b inside a")  # fmt: skip
@@ -53,6 +57,21 @@ class TaskConfig(Group):
     reverse_answer: bool = Field(True, description="arithmetic: least significant digit first, as small models like")
     gym: dict[str, Any] = Field({}, description="gym: the dataset's parameters, e.g. {max_terms: 2}; size (1 to 10^6, "
                                 "problems drawn, 2000) and seed (0 to 10^6, 0) among them")  # fmt: skip
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _named(cls, rewards: Any) -> Any:
+        """Actors import rewards: a function itself, the obvious thing to give in a notebook, is of no use to them."""
+        for reward in rewards if isinstance(rewards, list | tuple) else [rewards]:
+            if callable(reward):
+                name = getattr(reward, "__name__", "reward").strip("<>")
+                raise PydanticCustomError(
+                    "reward_name",
+                    "actors import rewards by name; put {name} into a module, in a notebook by a cell that begins with "
+                    "%%writefile my_rewards.py, and give ['my_rewards:{name}']",
+                    {"name": name},
+                )
+        return rewards
 
     @field_validator("name")
     @classmethod

@@ -97,11 +97,3 @@ def is_packaged(config: TinyConfig, problems: Sequence[Problem]) -> bool:
         return False
     seen = {(p.prompt, p.answer) for p in arithmetic.build(TaskConfig()).train}
     return seen <= {(p.prompt, p.answer) for p in problems}
-
-
-def describe_start(config: TinyConfig, problems: Sequence[Problem]) -> str:
-    """Which weights a run begins with, in a line."""
-    if not is_packaged(config, problems):
-        return f"built-in model: warm-started for this task, kept in {cache_folder()}"
-    recipe = json.loads((BUILTIN / "recipe.json").read_text(encoding="utf-8"))
-    return f"built-in model: {BUILTIN / 'model.safetensors'}, sha256 {recipe['sha256'][:12]}"

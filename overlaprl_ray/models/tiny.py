@@ -4,7 +4,7 @@ The default one is part of the package (`builtin/`, made by scripts/make_builtin
 machine, nothing to wait for. Other shapes, digits and tasks are warm-started on the spot into an ordinary Hugging Face
 folder in the cache (`$OVERLAPRL_CACHE`, default ~/.cache/overlaprl_ray), keyed by everything its bits depend on.
 
-    folder = tiny_folder(config.model.tiny, task.train)
+    folder = tiny_folder(config.model.tiny, task.train, config.resources.threads)
     AutoModelForCausalLM.from_pretrained(folder)
 """
 
@@ -25,6 +25,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from overlaprl_ray.config import TinyConfig
+from overlaprl_ray.errors import RunError
 from overlaprl_ray.models.files import BUILTIN, CONTEXT, cache_folder, is_packaged
 from overlaprl_ray.rollout import pad_left, position_ids
 from overlaprl_ray.tasks import Problem
@@ -68,13 +69,25 @@ def tiny_config(config: TinyConfig) -> LlamaConfig:
     )
 
 
-def tiny_folder(config: TinyConfig, problems: Sequence[Problem]) -> Path:
+def tiny_folder(config: TinyConfig, problems: Sequence[Problem], threads: int = 1) -> Path:
     """The folder of the model to start from: the packaged one where it fits, else a warm-started one from the cache.
 
     The packaged one fits its own shape, and training problems that include all it has seen: then it knows no held-out
-    one.
+    one. `threads`: with how many to warm-start, since the bits depend on it.
     """
-    return BUILTIN if is_packaged(config, problems) else _warm_started(config, problems)
+    if is_packaged(config, problems):
+        return BUILTIN
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return _warm_started(config, problems)
+    except OSError as error:
+        raise RunError(
+            f"OVERLAPRL_CACHE: '{error.filename or cache_folder()}' cannot be written ({error.strerror or error}); "
+            "free some space, or give another folder"
+        ) from error
+    finally:
+        torch.set_num_threads(before)
 
 
 def _warm_started(config: TinyConfig, problems: Sequence[Problem]) -> Path:

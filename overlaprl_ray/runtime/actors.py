@@ -68,12 +68,12 @@ def check_simulated(labels: Mapping[str, Any]) -> None:
 class GeneratorActor(Watched):
     """Samples batches and evaluates, with the weights it is handed."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str, task: Task, share: tuple[int, int]):
         super().__init__(config)
         device, allowed = _take_device(config.resources.threads, gpu)
         from overlaprl_ray.workers.build import build_sampler
 
-        self.sampler = build_sampler(config, task, device, allowed, share=share)
+        self.sampler = build_sampler(config, task, policy, device, allowed, share)
         self.loaded_step = -1
 
     @during("generate")
@@ -102,12 +102,12 @@ class GeneratorActor(Watched):
 class ReferenceActor(Watched):
     """Scores rollouts under the frozen reference model."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, model: str):
         super().__init__(config)
         device, _ = _take_device(config.resources.threads, gpu)
         from overlaprl_ray.workers.build import build_reference
 
-        self.reference = build_reference(config, task, device)
+        self.reference = build_reference(config, model, device)
 
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
@@ -118,18 +118,19 @@ class ReferenceActor(Watched):
 class LearnerActor(Watched):
     """Judges rollouts, trains on them, publishes weights, writes checkpoints."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str):
         super().__init__(config)
         self.config = config
         device, _ = _take_device(config.resources.threads, gpu)
-        from overlaprl_ray.models.loading import load_tokenizer
+        from overlaprl_ray.models.loading import export_eos, load_tokenizer
         from overlaprl_ray.runs.saving import CheckpointWriter
         from overlaprl_ray.workers.build import build_learner, build_reference
 
-        self.learner = build_learner(config, task, device)
+        self.learner = build_learner(config, policy, device)
         self.buffers: dict[torch.dtype, torch.Tensor] = {}  # for weights on their way from a GPU
-        self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
-        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self.reference = build_reference(config, policy, learner=self.learner) if config.learner_scores else None
+        self.tokenizer = load_tokenizer(policy)
+        export_eos(self.learner.model, self.tokenizer)
         self.writer = CheckpointWriter(config, self.tokenizer)
         self.finished = 0  # steps
 

@@ -15,7 +15,9 @@ from torch import Tensor
 from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import batch_of
+from overlaprl_ray.runtime.fingerprint import dated
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
@@ -37,12 +39,14 @@ def replay(
     if config.pipeline.schedule != "exact":
         raise ConfigError("pipeline.schedule = 'latest': only 'exact' can be replayed; its weights follow from timing")
     torch.set_num_threads(config.resources.threads)
+    config = dated(config)
     task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
     schedule = Schedule.of(config)
     count, steps = config.resources.num_generators, config.grpo.num_steps
-    learner = build_learner(config, task)
-    samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
-    reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
+    models = find_models(config, task.train)
+    learner = build_learner(config, models.policy)
+    samplers = [build_sampler(config, task, models.policy, share=(index, count)) for index in range(count)]
+    reference = build_reference(config, models.reference, learner=learner) if config.grpo.beta else None
     due = evaluations(steps, config.output.eval_every)
     published: dict[int, tuple[int, dict[str, Tensor]]] = {}  # step -> (version, weights) after it
     rows = []
@@ -57,10 +61,12 @@ def replay(
 
     publish(0)
     for step in range(1, steps + 1):
-        source = schedule.weights_step(step)
+        source, started = schedule.weights_step(step), time.time()
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
-        rollout = batch_of([sampler.rollout(step, source) for sampler in samplers], config.grpo.num_prompts_per_step)
+        load = (started, time.time())
+        shares = [sampler.rollout(step, source, load) for sampler in samplers]
+        rollout = batch_of(shares, config.grpo.num_prompts_per_step)
         scores = reference.score(rollout) if reference else None
         result = learner.step(rollout, scores)
         rows.append(result.metrics)

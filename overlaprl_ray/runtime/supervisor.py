@@ -1,6 +1,6 @@
 """Starting the actors, waiting for what they return, and finding out which of them died.
 
-actors = Actors(config, task, plan, run="demo")
+actors = Actors(config, task, models, plan, run="demo")
 actors.start()    # returns at once: calls can be submitted while the actors load their models
 actors.fetch(actors.learner.publish.remote(), "the initial weights")
 """
@@ -18,6 +18,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models.folders import Models
 from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor, ReferenceActor
 from overlaprl_ray.runtime.resources import Plan
 from overlaprl_ray.tasks import Task
@@ -34,11 +35,16 @@ class Actors:
     """A run's actors by role, named `<run>/<role>` in Ray; no reference actor where beta is 0."""
 
     def __init__(
-        self, config: ExperimentConfig, task: Task, plan: Plan, run: str, say: Callable[[str], None] = lambda text: None
+        self,
+        config: ExperimentConfig,
+        task: Task,
+        models: Models,
+        plan: Plan,
+        run: str,
+        say: Callable[[str], None] = lambda text: None,
     ):
         self.config, self.plan, self.run, self.say = config, plan, run, say
-        self._roles = self._in_order()
-        self._task = ray.put(task)
+        self._roles = self._in_order(task, models)
         self._handles: dict[str, Any] = {}
         self._starting: dict[str, Any] = {}  # role -> what answers when it has loaded its model
         self._started = time.monotonic()
@@ -87,14 +93,14 @@ class Actors:
         """Versions and hardware, as the learner sees them."""
         return self.fetch(self._environment_call, "the learner's environment")
 
-    def _in_order(self) -> dict[str, list[Any]]:
+    def _in_order(self, task: Task, models: Models) -> dict[str, list[Any]]:
         """Each role's class and its arguments of its own, in the order of `Plan.shares`."""
-        count = self.plan.num_generators
+        count, stored = self.plan.num_generators, ray.put(task)
         names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-        roles = {name: [GeneratorActor, (i, count)] for i, name in enumerate(names)}
+        roles = {name: [GeneratorActor, models.policy, stored, (i, count)] for i, name in enumerate(names)}
         if self.plan.needs_reference:
-            roles["reference"] = [ReferenceActor]
-        return {**roles, "learner": [LearnerActor]}
+            roles["reference"] = [ReferenceActor, models.reference]
+        return {**roles, "learner": [LearnerActor, models.policy]}
 
     @property
     def roles(self) -> list[str]:
@@ -149,7 +155,7 @@ class Actors:
         }
         try:
             actor = ray.remote(kind).options(**options)
-            return actor.remote(self.config, self._task, self.plan.shares[place], *arguments)
+            return actor.remote(self.config, self.plan.shares[place], *arguments)
         except ValueError as error:  # what Ray raises where the name is taken
             raise RunError(f"actor {self.run}/{role} cannot be started ({error}); give another output.dir") from error
 

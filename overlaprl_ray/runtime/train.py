@@ -18,12 +18,13 @@ from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.models.files import describe_start
+from overlaprl_ray.models.folders import describe_start, find_models
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
 from overlaprl_ray.runs.progress import Progress, closing_table
 from overlaprl_ray.runs.recorder import OnRow, Recorder, default_folder
+from overlaprl_ray.runtime.fingerprint import check_inputs_kept, dated, keep_inputs, task_inputs
 from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.pipeline import Pipeline
 from overlaprl_ray.runtime.preflight import available_gpus, check_models, check_store, resource_plan
@@ -63,13 +64,17 @@ def train(
         return summary
     task = task or check_inputs(config, resuming)
     plan = resource_plan(config)
-    config = config.with_setting("output.dir", str(folder))
+    config = dated(config.with_setting("output.dir", str(folder)), folder)
+    inputs = task_inputs(config, task)
+    check_inputs_kept(folder, inputs)
     checks = _in_background(check_models, config, task, plan)
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
         if checks.done():  # else the actors load their models meanwhile; a refusal ends them
             check_store(config, checks.result().published_bytes)
-        actors = Actors(config, task, plan, folder.name, progress.say)
+        with _resumable(folder):
+            models = find_models(config, task.train)
+        actors = Actors(config, task, models, plan, folder.name, progress.say)
         with _resumable(folder), _stopping(actors):
             actors.start()
             ready = checks.result()
@@ -82,13 +87,14 @@ def train(
             for notice in (f"run: {folder}", *ready.task.notices):
                 progress.say(notice)
             if config.grpo.model_name == TINY:
-                progress.say(describe_start(config.model.tiny, task.train))
+                progress.say(describe_start(models.policy))
             if context is not None:
                 provision(Path(context.address_info["session_dir"]))
                 if line := greeting(context):
                     progress.say(line)
             progress.say(f"actors load or build the model: {'; '.join([*plan.lines(), engine])}")
             record = Recorder(folder, config, plan.cores, actors.environment, progress, on_row, resume_from)
+            keep_inputs(folder, inputs | ready.inputs)
             with recorded(record) as summary, _stopping(actors):  # first: they would slow down all that is left to do
                 pipeline = Pipeline(config, actors, record, start)
                 mps = plan.cores is None and under_mps()

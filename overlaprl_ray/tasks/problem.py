@@ -47,7 +47,7 @@ def did_you_mean(name: str, names: list[str]) -> str:
 
 @dataclass(frozen=True)
 class Task:
-    """Problems to train on, others to evaluate on, and the names of the rewards that judge both."""
+    """Problems to train on, others to evaluate on, the names of the rewards that judge both, and notices to be read."""
 
     name: str
     train: Sequence[Problem]
