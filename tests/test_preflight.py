@@ -282,9 +282,9 @@ def one_more(**special: str) -> Callable[[PreTrainedTokenizerBase], Any]:
 @pytest.mark.parametrize(
     ("add", "embeddings", "said"),
     [
-        (one_more(), 99, "training problem "),
+        (one_more(), 99, "{data}, line "),
         (one_more(pad_token="[PAD]"), 99, "its pad token '[PAD]' has the id 99, but the model embeds 99 tokens"),
-        (one_more(), 90, "training problem "),  # a smaller model
+        (one_more(), 90, "{data}, line "),  # a smaller model
         (one_more(eos_token="<|im_end|>"), 99, "the ids of its EOS tokens, [99], are beyond the model's 99"),
     ],
 )
@@ -297,7 +297,7 @@ def test_tokens_that_the_model_does_not_embed(
     change(model, "config.json", vocab_size=embeddings, eos_token_id=None)
     settings = {"task.name": "records", "task.path": jsonl(tmp_path, *ROWS), "grpo.model_name": str(model)}
     message = refusal({**settings, "grpo.max_new_tokens": 8})
-    assert message.startswith(f"grpo.model_name = '{model}': {said}")
+    assert message.startswith(f"grpo.model_name = '{model}': {said.format(data=tmp_path / 'data.jsonl')}")
     assert "; give the tokenizer" in message or "; set " in message
 
 
@@ -472,8 +472,8 @@ def test_prompts_that_are_too_long_are_counted_named_and_left_out_on_request(tmp
     message = refusal(data)
     for part in (
         "4 of 40 prompts do not fit the model's window of 512 beside it",
-        "(training problem 4, training problem 18, held-out problem 4, held-out problem 18; the longest has 600 tokens",
-        "lower it, set task.max_prompt_tokens to 507 to leave them out",
+        "line 4, {0}, line 18, {0}, line 4, {0}, line 18; the longest has 600 tokens".format(tmp_path / "data.jsonl"),
+        "set task.max_prompt_tokens to 507 to leave them out, lower it",
     ):
         assert part in message
     task = checked({**data, "task.max_prompt_tokens": 507}).task
