@@ -55,7 +55,8 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
     name, other = config.grpo.model_name, config.model.reference if config.grpo.beta else None
     if TINY in (name, other):
         check_writable("OVERLAPRL_CACHE", cache_folder())
-    if {name, other or name} == {TINY} and config.model.engine != "vllm" and not config.model.lora_r:
+    is_chat = config.task.system_prompt is not None or task.train[0].turns
+    if {name, other or name} == {TINY} and config.model.engine != "vllm" and not (config.model.lora_r or is_chat):
         check_lengths(config, task, lambda problem: [0] * len(problem.prompt), CONTEXT, VOCABULARY)
         published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
         check_memory(plan, config, published)

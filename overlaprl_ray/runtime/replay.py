@@ -61,10 +61,12 @@ def replay(
 
     publish(0)
     for step in range(1, steps + 1):
-        source = schedule.weights_step(step)
+        source, started = schedule.weights_step(step), time.time()
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
-        rollout = batch_of([sampler.rollout(step, source) for sampler in samplers], config.grpo.num_prompts_per_step)
+        load = (started, time.time())
+        shares = [sampler.rollout(step, source, load) for sampler in samplers]
+        rollout = batch_of(shares, config.grpo.num_prompts_per_step)
         scores = reference.score(rollout) if reference else None
         result = learner.step(rollout, scores)
         rows.append(result.metrics)

@@ -47,6 +47,7 @@ class Plan:
 
     trials: list[TrialPlan]
     dropped: list[tuple[Point, str]]
+    notes: tuple[str, ...] = ()  # what was chosen, and by what
     changed: list[str] = dataclasses.field(default_factory=list)  # see `check_trials`
 
     def dropped_lines(self) -> list[str]:

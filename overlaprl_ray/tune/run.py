@@ -27,6 +27,7 @@ from overlaprl_ray.runs.monitoring import greeting
 from overlaprl_ray.runtime.inputs import check_writable
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped
 from overlaprl_ray.runtime.train import ray_running
+from overlaprl_ray.tune.best import keep_best
 from overlaprl_ray.tune.placement import Nodes, present_nodes, shown, trial_bundles
 from overlaprl_ray.tune.plan import DAY, Plan, check_trials, make_trial, plan_trials, sweep_day
 from overlaprl_ray.tune.progress import SweepProgress
@@ -97,6 +98,8 @@ def dry_run(sweep: Sweep, folder: Path, console: Console) -> None:
 
 def _checked_plan(sweep: Sweep, folder: Path) -> Plan:
     plan = plan_trials(sweep, folder)
+    if sweep.tune.best_of:
+        plan = keep_best(plan, sweep, folder)
     check_writable(f"--dir = '{folder}'", folder)
     changed = check_trials(plan.trials or [make_trial(sweep, Point({}), folder)])
     return dataclasses.replace(plan, changed=changed)
@@ -116,7 +119,7 @@ def _refused(sweep: Sweep, plan: Plan, nodes: Nodes, console: Console) -> dict[s
     if refused and len(refused) == len(plan.trials):
         raise ConfigError(f"the machine has no room for any trial: {next(iter(refused.values()))}")
     reasons = [f"refused {name}: {reason}" for name, reason in refused.items()]
-    for line in [*plan.dropped_lines(), *plan.changed, *reasons]:
+    for line in [*plan.notes, *plan.dropped_lines(), *plan.changed, *reasons]:
         _say(console, line)
     return refused
 
@@ -178,6 +181,7 @@ def _tune_config(sweep: Sweep, folder: Path) -> tune.TuneConfig:
         search_alg=optuna_search(sweep) if sweep.optuna else None,
         scheduler=asha(sweep) if sweep.tune.scheduler == "asha" else None,
         max_concurrent_trials=sweep.tune.max_concurrent,
+        reuse_actors=sweep.tune.serial,  # a process takes one trial after another, as `train_serially` allows
         trial_name_creator=name,
         trial_dirname_creator=name,
     )
