@@ -453,6 +453,7 @@ def test_answers_that_their_reward_never_accepts_are_refused(name: str, answer: 
     ("names", "answer", "settings"),
     [
         (["math"], "1e-05", {}),
+        (["math"], "x = 3", {}),
         (["gsm8k"], "The answer is 2.", {}),
         (["exact_match"], "The answer is 2.", {}),
         (["math"], r"\boxed{x+1}", {}),

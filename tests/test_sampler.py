@@ -140,12 +140,12 @@ def test_rewards_of_trl_run_unchanged_on_conversations(tmp_path, monkeypatch):
 
 
 def fussy(prompts, completions, answer, completion_ids, trainer_state, log_extra, log_metric):
-    """Judges the first two completions of three in four; says what it was called with."""
+    """Judges the first two completions of a group, and none in evaluation; says what it was called with."""
     assert prompts == [TURNS] * len(prompts)
     assert [len(message) for message in completions] == [1] * len(prompts)
     log_extra("ids", completion_ids)
     log_metric("step", trainer_state.global_step)
-    return [float(row) if row < 2 else None for row in range(len(prompts))]
+    return [float(row) if row < 2 < len(prompts) else None for row in range(len(prompts))]
 
 
 def test_rows_that_nobody_judged_are_no_part_of_their_group(tmp_path):

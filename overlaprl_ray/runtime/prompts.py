@@ -26,6 +26,8 @@ def encoder(config: ExperimentConfig, tokenizer: "PreTrainedTokenizerBase") -> E
     def attempt(problem: Problem, system: str | None) -> list[int] | str:
         try:
             return encode(tokenizer, problem.asked, system)
+        except ConfigError:
+            raise
         except Exception as error:  # a template can raise anything
             return f"{type(error).__name__}: {' '.join(str(error).split())}"
 

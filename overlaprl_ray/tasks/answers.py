@@ -83,7 +83,7 @@ def _value(match: re.Match[str]) -> Fraction | None:
     part = match.groupdict()
     top = part["number"] or part["mantissa"] or part["plain"] or part["top"] or part["top1"] or "1"
     bottom = part["over"] or part["bottom"] or part["bottom1"] or "1"
-    power = _power(match) or "0"
+    power = part["braced"] or part["power"] or part["exponent"] or "0"
     if max(map(len, (top, bottom, power, part["whole"] or ""))) > MAX_DIGITS or abs(int(power)) > MAX_DIGITS:
         return None
     denominator = Fraction(bottom.replace(",", ""))
@@ -91,11 +91,6 @@ def _value(match: re.Match[str]) -> Fraction | None:
         return None
     value = Fraction(part["whole"] or 0) + Fraction(top.replace(",", "")) / denominator * Fraction(10) ** int(power)
     return -value if part["sign"] else value
-
-
-def _power(match: re.Match[str]) -> str | None:
-    """The power of ten of a match in scientific notation."""
-    return match["braced"] or match["power"] or match["exponent"]
 
 
 def parse_number(answer: str) -> Fraction | None:
@@ -148,15 +143,9 @@ def extract_gsm8k_answer(text: str) -> str | None:
 
 
 def last_number(text: str) -> str | None:
-    """The last number of a text as it is written, but for thousands separators (1,234.5: 1234.5); powers as 3e8."""
+    """The last number of a text as it is written, but for thousands separators: "1,234.50" gives "1234.50"."""
     match = next(iter(deque(_NUMBER.finditer(_plain(text[-MAX_TEXT:])), maxlen=1)), None)
-    if match is None:
-        return None
-    if power := _power(match):
-        written = f"{match['sign'] or ''}{match['number'] or match['mantissa'] or 1}e{power}"
-    else:
-        written = match[0]
-    return written.replace(",", "").replace(" ", "")
+    return match[0].replace(",", "").replace(" ", "") if match else None
 
 
 def extract_math_answer(text: str) -> str | None:

@@ -9,12 +9,14 @@ Example::
 """
 
 import inspect
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tasks import RESERVED, Problem, Task, columns_of
+from overlaprl_ray.tasks.answers import parse_number
 from overlaprl_ray.tasks.rewards import KNOWN, RewardFunction, load_rewards, parameters_of, score
 
 LOOKED_AT = 512  # problems at most, a quarter of them held out
@@ -39,8 +41,11 @@ def _own_answers(
     boxed = "boxed_format" in task.rewards or r"\boxed" in (config.system_prompt or "")
 
     def is_right(problem: Problem) -> bool:
-        in_box = [rf"\boxed{{{problem.answer}}}"] if boxed or r"\boxed" in str(problem.asked) else []
-        forms, columns = [*in_box, problem.answer], columns_of([problem])
+        answer, columns = problem.answer, columns_of([problem])
+        forms = [rf"\boxed{{{answer}}}"] if boxed or r"\boxed" in str(problem.asked) else []
+        # without a box `math` reads numbers alone: comparing other expressions with them would take seconds
+        if name != "math" or parse_number(answer) is not None or re.search(r"=|####|\\boxed", answer):
+            forms.append(answer)
         return any(score({name: function}, None, [problem.asked], [form], columns)[0][0] >= 1.0 for form in forms)
 
     problems = [problem for problem in problems if problem.answer]  # a puzzle can have solutions and no answer

@@ -91,7 +91,7 @@ class Learner:
         started = time.time()
         grpo = self.config.grpo
         if self.schedule.is_too_old(rollout.batch, rollout.weights_step):
-            bound = self.schedule.oldest_step(rollout.batch)
+            bound = self.schedule.oldest_token(rollout.batch)
             raise RunError(f"step {rollout.batch}: made after step {rollout.weights_step}, beyond the bound {bound}")
         lag = self.version - rollout.version  # in versions, as it is before the first of the updates
         totals, fault = StepTotals(), None
@@ -114,7 +114,7 @@ class Learner:
         metrics = {
             "step": rollout.batch,
             "version": self.version,
-            **rollout_metrics(rollout, grpo.group_size),
+            **rollout_metrics(rollout, grpo.group_size, lag),
             **totals.metrics(gate, lag, lr),
             "faults": int(fault is not None),
         }

@@ -4,7 +4,7 @@ StepResult and Evaluation are written down by runs/recorder.py; workers/metrics.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlaprl_ray.rollout import Span
 
@@ -37,3 +37,10 @@ class Evaluation:
     accuracy: float
     n: int
     span: Span
+
+
+class Report(NamedTuple):
+    """What happened in a stream while it made a batch."""
+
+    evaluations: list[Evaluation]
+    states: dict[int, dict[str, Any]]  # of the stream, by the step whose weights were taken over just then
