@@ -146,10 +146,12 @@ def test_a_chat_template_sees_the_runs_day(config, template, expected):
 
 @pytest.mark.parametrize("model", [{}, {"lora_r": 2}])
 def test_a_saved_model_stops_where_the_run_did(config, tmp_path, model):
-    """Its tokenizer's EOS is not the one of its generation settings."""
+    """Its tokenizer's EOS is not the one of its generation settings, which also set what greedy decoding ignores."""
     folder = Path(config.grpo.model_name)
     (folder / "chat_template.jinja").unlink()
     edit(folder / "tokenizer_config.json", '"eos_token": "<eos>"', '"eos_token": "3"')
+    settings = {"eos_token_id": 1, "do_sample": False, "temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
     config = small(
         grpo=config.grpo.model_dump() | {"max_new_tokens": 12},
         model=model,
