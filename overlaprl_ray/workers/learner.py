@@ -126,7 +126,16 @@ class Learner:
         samples = samples_of(rollout, self.config.output.completions_every, grpo.group_size)
         cells = cells_of(rollout, gate.decision, grpo.group_size, grpo.max_new_tokens)
         return StepResult(
-            rollout.batch, metrics, spans, memory, samples, rollout.weights_step, cells, fault, self.floor
+            rollout.batch,
+            metrics,
+            spans,
+            memory,
+            samples,
+            rollout.weights_step,
+            cells,
+            fault,
+            self.floor,
+            rollout.waited,
         )
 
     def _plan(self, rollout: Rollout, scores: Scores | None, rows: slice, lag: int) -> Update:
