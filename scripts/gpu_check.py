@@ -70,8 +70,8 @@ def measure_engine(config: ExperimentConfig) -> dict[str, float]:
     ready = preflight(config)
     total = ready.plan.device
     device, memory = ("cuda", tensor_bytes(ready.plan.generator_gpu, total)) if total else ("cpu", 0)
-    sampler = build_sampler(config, ready.task, device, memory)
-    model = load_model(config, config.grpo.model_name, ready.task, device)
+    sampler = build_sampler(config, ready.task, config.grpo.model_name, device, memory)
+    model = load_model(config.grpo.model_name, config.model.dtype, device)
     sampler.engine.load_weights(0, {name: p.detach() for name, p in model.named_parameters()})
     sampler.rollout(1, 0)  # compiles and allocates
     started = time.perf_counter()

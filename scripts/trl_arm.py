@@ -195,7 +195,7 @@ def run_trl(
 ) -> Track:
     """Train with TRL in this process; per step seconds, tokens and mean reward, and (step, accuracy) of evaluations."""
     torch.set_num_threads(threads)
-    task, tokenizer = build_task(config.task), load_tokenizer(config.grpo.model_name)
+    task, tokenizer = build_task(config.task), load_tokenizer(config.grpo.model_name, config.task.date)
     steps = config.grpo.num_steps if seconds is None else 20 * config.grpo.num_steps
     count = config.grpo.num_prompts_per_step
     problems = [p for batch in range(1, steps + 1) for p in prompts_of_batch(task.train, config.seed, batch, count)]

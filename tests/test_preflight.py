@@ -415,6 +415,7 @@ def test_bad_data(tmp_path: Path, rows: list[Any] | None, settings: dict[str, An
         ({"task.name": "records"}, ["task.path: nothing given"]),
         ({"task.eval_size": 9000}, ["task.eval_size: 9000", "make it smaller"]),
         ({"task.prompt_template": "{c}"}, ["task.prompt_template", "{a}, {b}"]),
+        ({"task.system_prompt": "Think."}, ["task.system_prompt = 'Think.': 'tiny' would not see it", "null"]),
         ({"task.rewards": ["exact_mach"]}, ["task.rewards: 'exact_mach'", "did you mean 'exact_match'?"]),
         ({"task.rewards": ["no_such_module:reward"]}, ["'no_such_module:reward' cannot be imported", "PYTHONPATH"]),
         ({"task.rewards": ["json:lods"]}, ["json has no function 'lods'", "did you mean 'loads'?"]),
@@ -554,7 +555,7 @@ def test_an_empty_or_new_folder_passes() -> None:
 
 def test_dry_run_in_python() -> None:
     out = io.StringIO()
-    task = {"system_prompt": "[bold]x[/bold] :smile: " * 30}
+    task = {"question_column": "[bold]x[/bold] :smile: " * 30}
     config = build_config({"seed": 3, "model": {"engine": "hf"}, "task": task})
     ready = preflight.dry_run(config, Console(file=out, soft_wrap=True, width=40))
     printed, _, plan = out.getvalue().partition("# ")

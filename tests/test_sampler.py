@@ -17,7 +17,7 @@ from tokenizers.processors import TemplateProcessing
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.tiny import tiny_tokenizer
 from overlaprl_ray.rollout import merge, rows_of
-from overlaprl_ray.tasks import Problem, build_task
+from overlaprl_ray.tasks import build_task
 from overlaprl_ray.workers.build import build_sampler
 from overlaprl_ray.workers.generator import check_prompts, encode
 from overlaprl_ray.workers.metrics import rollout_metrics, samples_of
@@ -130,7 +130,7 @@ def test_rewards_of_trl_run_unchanged_on_conversations(tmp_path, monkeypatch):
     texts = [r"<think>2</think>\boxed{2}", r"\boxed{2}", r"<think>3</think>\boxed{3}", "2"]
     for solution, right in (("$2$", [1.0, 1.0, 0.0, 0.0]), ("", [math.nan] * 4)):
         sampler = conversation(tmp_path, rewards, solution=solution)
-        monkeypatch.setattr(sampler, "_decode", lambda *_: texts)
+        monkeypatch.setattr(sampler, "_read", lambda out: (out.ids.tolist(), texts))
         rollout = sampler.rollout(1, 0)
         think, accuracy = rollout.reward_parts.values()
         assert think.tolist() == [1.0, 0.0, 1.0, 0.0]
@@ -195,11 +195,10 @@ def test_what_a_model_would_not_see_of_a_prompt_is_refused():
             check_prompts(config, task, tokenizer)
     tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     assert check_prompts(config, task, tokenizer) is task
-    talk = dataclasses.replace(task, train=[Problem("1+1?", "2", {}, tuple(TURNS), "row 1")])
-    assert check_prompts(small(), talk, tokenizer) is talk
+    assert tokenizer.decode(encode(tokenizer, TURNS, None)) != tokenizer.decode(encode(tokenizer, TURNS[1:], None))
     tokenizer.chat_template = None
-    with pytest.raises(ConfigError, match="no chat template for row 1, which has 2 turns"):
-        check_prompts(small(), talk, tokenizer)
+    with pytest.raises(ConfigError, match=r"no chat template for .*Think.*; use a model with one"):
+        encode(tokenizer, TURNS, None)
 
 
 @pytest.mark.parametrize(("skip", "expected"), [(True, ["12", "12", ""]), (False, ["12", "1<unk>2", "<unk>"])])
@@ -208,9 +207,10 @@ def test_special_tokens_are_read_where_that_is_set(skip, expected):
     tokenizer = sampler.tokenizer
     one, two = tokenizer("12")["input_ids"]
     special, eos = tokenizer.unk_token_id, tokenizer.eos_token_id
-    rows = [[one, two, eos], [one, special, two, eos], [special]]
-    out = SimpleNamespace(finished=torch.tensor([True, True, False]))
-    assert sampler._decode(rows, out) == expected
+    ids = torch.tensor([[one, two, eos, eos], [one, special, two, eos], [special, eos, eos, eos]])
+    mask = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1], [1, 0, 0, 0]]).bool()
+    out = SimpleNamespace(ids=ids, mask=mask, finished=torch.tensor([True, True, False]))
+    assert sampler._read(out)[1] == expected
 
 
 def test_accuracy_is_the_share_of_full_marks_of_the_first_reward():

@@ -6,6 +6,7 @@
     train(ExperimentConfig(grpo=GRPOConfig(num_steps=20), seed=1))
 """
 
+import datetime as dt
 import json
 from typing import Any
 
@@ -48,6 +49,7 @@ class TaskConfig(Group):
     system_prompt: str | None = Field(None, description="system message, for models with a chat template")
     max_prompt_tokens: Count | None = Field(None, description="problems whose prompt has more tokens are left out, "
                                             ">= 1; null = none are")  # fmt: skip
+    date: dt.date | None = Field(None, description="day that chat templates see, as 2026-12-01; null = the first")
     prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
     question_column: str = Field("question", description="records: column of the question, a text or role/content "
                                  "turns; a.b = column b inside a")  # fmt: skip

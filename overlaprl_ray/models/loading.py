@@ -4,8 +4,10 @@ tokenizer, model = load_tokenizer(models.policy), load_model(models.policy)    #
 """
 
 import copy
+import json
 import os
 from collections.abc import Mapping
+from datetime import date
 from typing import Any, TypeVar
 
 import torch
@@ -54,8 +56,11 @@ def published_bytes(config: ExperimentConfig, architecture: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.model.dtype].itemsize
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model, left-padding; its pad token falls back to EOS, its own or the model's."""
+def load_tokenizer(name: str, day: date | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, left-padding; its pad token falls back to EOS, its own or the model's.
+
+    With a `day` its chat template sees that one; without, as in the copy that a run saves, it asks the clock.
+    """
     if name == TINY:
         return tiny_tokenizer()
     folder = os.path.expanduser(name)
@@ -71,7 +76,20 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             f"grpo.model_name = '{name}': its tokenizer has no pad token, and neither it nor the model's config.json "
             "an EOS token to pad with; set pad_token in its tokenizer_config.json"
         )
+    if day and "strftime_now" in str(tokenizer.chat_template):
+        tokenizer.chat_template = _on_day(day) + tokenizer.get_chat_template()
     return tokenizer
+
+
+def _on_day(day: date) -> str:
+    """What has a chat template's `strftime_now` tell of one day: a macro of that name, which comes before a global."""
+    codes = [f"%{flag}{letter}" for flag in ("", "-") for letter in "aAbBcdDeFgGhHIjmMnpSuUVwWxXyY"]
+    values = json.dumps({code: day.strftime(code) for code in codes})
+    return (
+        "{% macro strftime_now(format) %}{% set it = namespace(text=format) %}"
+        f"{{% for code, value in {values}.items() %}}{{% set it.text = it.text.replace(code, value) %}}{{% endfor %}}"
+        "{{ it.text }}{% endmacro %}\n"
+    )
 
 
 def _model_eos(folder: str, tokenizer: PreTrainedTokenizerBase) -> str | None:

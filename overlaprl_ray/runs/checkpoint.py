@@ -126,7 +126,7 @@ def newest_checkpoint(run: Path, config: ExperimentConfig, notice: Callable[[str
             notice(f"skipped checkpoint step-{step}, which is damaged: {error}")
             continue
         check_algorithm(checkpoint.algorithm, f"checkpoint '{checkpoint.path}'")
-        if checkpoint.config != config_hash(config, but=free_setting(config)):
+        if checkpoint.config != config_hash(config, free_setting(config)):
             notice(f"skipped checkpoint step-{step}, which belongs to another configuration")
         elif not _leads_to(checkpoint, config):
             notice(f"skipped checkpoint step-{step}, which holds other batches than grpo.num_steps={steps} needs")

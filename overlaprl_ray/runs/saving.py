@@ -83,7 +83,7 @@ class CheckpointWriter:
                 "algorithm": ALGORITHM,
                 "step": step,
                 "version": version,
-                "config": config_hash(self.config, but=free_setting(self.config)),
+                "config": config_hash(self.config, free_setting(self.config)),
                 "batches": [shares[0].batch for shares in batches],
                 "weights_steps": [shares[0].weights_step for shares in batches],
                 "weights": list(weights),

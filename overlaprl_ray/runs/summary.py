@@ -45,6 +45,7 @@ def summarize(
     steady = rows[WARM_UP:] or rows
     seconds = sum(row["time/step"] for row in steady)
     stages = {stage: fmean(row.get(f"time/{stage}") or 0.0 for row in steady) for stage in STAGES} if rows else None
+    rewards = [row["reward"] for row in rows if row["reward"] is not None]  # None: nobody judged the batch
     decisions = Counter(row["staleness/decision"] for row in rows)
     kls = [row["staleness/kl"] for row in rows if row["staleness/kl"] is not None]
     return {
@@ -58,8 +59,8 @@ def summarize(
         "accuracy_start": accuracies[0] if accuracies else None,
         "accuracy_final": accuracies[-1] if status == "done" and accuracies else None,
         "accuracy_best": max(accuracies, default=None),
-        "reward_first_10": _mean_reward(rows[:10]),
-        "reward_last_10": _mean_reward(rows[-10:]),
+        "reward_first_10": fmean(rewards[:10]) if rewards else None,
+        "reward_last_10": fmean(rewards[-10:]) if rewards else None,
         "steps_per_s": len(steady) / seconds if seconds else None,
         "tokens": rows[-1]["tokens"] if rows else 0,
         "samples": rows[-1]["samples"] if rows else 0,
@@ -95,9 +96,3 @@ def _table(name: str, counts: Counter[tuple[int, str]]) -> list[dict[str, Any]]:
     bins = sorted({place for place, _ in counts})
     label = str if name == "lag" else BINS.__getitem__
     return [{"bin": label(place), **{kind: counts[place, kind] for kind in DECISIONS}} for place in bins]
-
-
-def _mean_reward(rows: list[dict[str, Any]]) -> float | None:
-    """None without rows that were judged."""
-    rewards = [row["reward"] for row in rows if row["reward"] is not None]
-    return fmean(rewards) if rewards else None

@@ -13,6 +13,7 @@ from rich.console import Console
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import CONTEXT, VOCABULARY, builtin_parameters, cache_folder
+from overlaprl_ray.runtime.fingerprint import check_inputs_kept, tokenizer_inputs
 from overlaprl_ray.runtime.inputs import check_inputs, check_writable
 from overlaprl_ray.runtime.prompts import check_lengths, encoder
 from overlaprl_ray.runtime.resources import Plan, check_memory, plan_resources, resolve_engine
@@ -29,6 +30,7 @@ class Preflight:
     task: Task
     plan: Plan
     published_bytes: int  # of one set of weights
+    inputs: dict[str, str] = dataclasses.field(default_factory=dict)  # of the models: see fingerprint.py
 
 
 def preflight(config: ExperimentConfig, resuming: bool = False, task: Task | None = None) -> Preflight:
@@ -53,7 +55,8 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
     name, other = config.grpo.model_name, config.model.reference if config.grpo.beta else None
     if TINY in (name, other):
         check_writable("OVERLAPRL_CACHE", cache_folder())
-    if {name, other or name} == {TINY} and config.model.engine != "vllm" and not config.model.lora_r:
+    is_chat = config.task.system_prompt is not None or task.train[0].turns
+    if {name, other or name} == {TINY} and config.model.engine != "vllm" and not (config.model.lora_r or is_chat):
         check_lengths(config, task, lambda problem: [0] * len(problem.prompt), CONTEXT, VOCABULARY)
         published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
         check_memory(plan, config, published)
@@ -70,7 +73,7 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
         check_joinable(model, name)
     if config.model.lora_r:
         check_lora(config.model, model)
-    tokenizer = load_tokenizer(name)
+    tokenizer = load_tokenizer(name, config.task.date)
     check_tokenizer(tokenizer, model, name)
     reference = check_model(other, "model.reference", config.model.tiny) if other else model
     if reference.vocab_size != model.vocab_size:
@@ -84,7 +87,10 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
     task = check_prompts(config, task, tokenizer)
     published = published_bytes(config, model)
     check_memory(plan, config, published)
-    return Preflight(task, plan, published)
+    inputs = tokenizer_inputs(tokenizer)
+    if config.output.dir:
+        check_inputs_kept(Path(config.output.dir), inputs)
+    return Preflight(task, plan, published, inputs)
 
 
 def resource_plan(config: ExperimentConfig) -> Plan:

@@ -19,9 +19,7 @@ Encoder = Callable[[Problem], Sequence[int]]  # the token ids of a problem's pro
 
 def encoder(config: ExperimentConfig, tokenizer: "PreTrainedTokenizerBase") -> Encoder:
     """What encodes a prompt as the generator does; `ConfigError` where the chat template, a program, refuses it."""
-    from overlaprl_ray.workers.generator import (
-        encode,  # with torch, for which the built-in model's checks need not wait
-    )
+    from overlaprl_ray.workers.generator import encode  # with torch
 
     system, name = config.task.system_prompt, config.grpo.model_name
 
@@ -67,7 +65,7 @@ def check_lengths(config: ExperimentConfig, task: Task, encoded: Encoder, window
     room = None if window is None else window - config.grpo.max_new_tokens
     for split, problems in (("training", task.train), ("held-out", task.heldout)):
         for number, problem in enumerate(problems, start=1):
-            place, ids = f"{split} problem {number}", encoded(problem)
+            place, ids = problem.where or f"{split} problem {number}", encoded(problem)
             if not ids or max(ids) >= vocabulary:
                 fault = f"has token {max(ids)}, but the model embeds {vocabulary}" if ids else "has no tokens"
                 raise ConfigError(
@@ -78,11 +76,11 @@ def check_lengths(config: ExperimentConfig, task: Task, encoded: Encoder, window
             if len(ids) > tokens:
                 longest, tokens = problem.prompt, len(ids)
     if long := [place for place, size in sizes.items() if room is not None and size > room]:
+        leave_out = f"set task.max_prompt_tokens to {room} to leave them out, " if room and room > 0 else ""
         raise ConfigError(
             f"grpo.max_new_tokens = {config.grpo.max_new_tokens}: {len(long)} of {len(sizes)} prompts do not fit the "
             f"model's window of {window} beside it ({', '.join(long[:5])}; the longest has {tokens} tokens, "
-            f"{longest!r:.60}); lower it, set task.max_prompt_tokens to {room} to leave them out, or use a model with "
-            "a longer window"
+            f"{longest!r:.60}); {leave_out}lower it, or use a model with a longer window"
         )
     _check_budget(config, tokens)
 

@@ -19,6 +19,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import Rollout, batch_of
+from overlaprl_ray.runtime.fingerprint import dated
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
@@ -52,6 +53,7 @@ def replay(
             "train.py --replay FOLDER does"
         )
     torch.set_num_threads(config.resources.threads)
+    config = dated(config)
     task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
     models = find_models(config, task.train)
     learner = build_learner(config, models.policy)
@@ -95,10 +97,11 @@ class _Batches:
     def rollout(self, batch: int, published: Published) -> Rollout:
         """The next batch, after the evaluation that is due before it."""
         self.end(batch - 1, published)
-        source = self.plan.weights_step(batch)
+        source, started = self.plan.weights_step(batch), time.time()
         for sampler in self.samplers:
             sampler.engine.load_weights(*published[source])
-        return batch_of([sampler.rollout(batch, source) for sampler in self.samplers], self.prompts)
+        load = (started, time.time())
+        return batch_of([sampler.rollout(batch, source, load) for sampler in self.samplers], self.prompts)
 
     def end(self, step: int, published: Published) -> None:
         """Evaluate the weights after a step, where that is due."""

@@ -24,6 +24,7 @@ from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
 from overlaprl_ray.runs.progress import Progress, closing_table
 from overlaprl_ray.runs.recorder import OnRow, Recorder, default_folder
+from overlaprl_ray.runtime.fingerprint import check_inputs_kept, dated, keep_inputs, task_inputs
 from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.pipeline import Pipeline
 from overlaprl_ray.runtime.preflight import available_gpus, check_models, check_store, resource_plan
@@ -63,7 +64,9 @@ def train(
         return summary
     task = task or check_inputs(config, resuming)
     plan = resource_plan(config)
-    config = config.with_setting("output.dir", str(folder))
+    config = dated(config.with_setting("output.dir", str(folder)), folder)
+    inputs = task_inputs(config, task)
+    check_inputs_kept(folder, inputs)
     checks = _in_background(check_models, config, task, plan)
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
@@ -91,6 +94,7 @@ def train(
                     progress.say(line)
             progress.say(f"actors load or build the model: {'; '.join([*plan.lines(), engine])}")
             record = Recorder(folder, config, plan.cores, actors.environment, progress, on_row, resume_from)
+            keep_inputs(folder, inputs | ready.inputs)
             with recorded(record) as summary, _stopping(actors):  # first: they would slow down all that is left to do
                 pipeline = Pipeline(config, actors, record, start)
                 mps = plan.cores is None and under_mps()

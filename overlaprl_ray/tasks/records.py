@@ -15,13 +15,12 @@ Example::
 import random
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
-from math import isfinite
 from pathlib import Path
 from typing import Any
 
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.tasks.problem import Problem, Task, Turn, check_text, render
+from overlaprl_ray.tasks.problem import Problem, Task, check_text, render
 from overlaprl_ray.tasks.sources import Row, read_file, read_splits
 
 # The split is part of the task: the same for every run, whatever its seed, so that accuracies can be compared.
@@ -37,41 +36,43 @@ def problems(rows: Sequence[Row], config: TaskConfig) -> list[Problem]:
 
 def _problem(row: Row, config: TaskConfig) -> Problem:
     where, columns = row
-    column = config.question_column
-    if column not in columns and config.prompt_template is None:
+    column, template = config.question_column, config.prompt_template
+    if column not in columns and template is None:
         column = next((name for name in TURNS if isinstance(columns.get(name), list)), column)
-    turns = _turns(columns[column], where, config) if isinstance(columns.get(column), list) else ()
-    if config.prompt_template is not None:
-        asked = {"question": turns[-1]["content"]} if turns else {}
-        prompt = render(config.prompt_template, {**columns, **asked}, where)
+    turns = _turns(columns[column], where, config) if isinstance(columns.get(column), list) else []
+    if template is not None:
+        prompt = render(template, {**columns, **({"question": turns[-1]["content"]} if turns else {})}, where)
     else:
         prompt = turns[-1]["content"] if turns else _text(row, "question_column", column)
-    turns = (*turns[:-1], {"role": "user", "content": prompt}) if turns else ()
-    for text in (prompt, *(turn["content"] for turn in turns)):
+    if turns:
+        turns[-1]["content"] = prompt
+    answer = _text(row, "answer_column", config.answer_column)
+    for text in (prompt, answer, *(turn["content"] for turn in turns)):
         check_text(text, where)
-    answer = check_text(_text(row, "answer_column", config.answer_column), where)
-    return Problem(prompt, answer, columns, turns, where)
+    return Problem(prompt, answer, columns, tuple(turns), where)
 
 
-def _turns(value: list[Any], where: str, config: TaskConfig) -> tuple[Turn, ...]:
+def _turns(value: list[Any], where: str, config: TaskConfig) -> list[dict[str, str]]:
     """A conversation up to its last user turn. ConfigError for anything but turns of text."""
     turns = []
     for turn in value:
-        content = turn.get("content") if isinstance(turn, Mapping) else None
+        role, content = (turn.get(name) if isinstance(turn, Mapping) else None for name in ("role", "content"))
         if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
             content = "".join(str(part["text"]) for part in content)
-        if not isinstance(content, str) or not isinstance(turn.get("role"), str):
+        if not isinstance(content, str) or not isinstance(role, str):
             raise ConfigError(f"task.question_column: {where} holds {turn!r:.60}; make it a turn with role and content")
-        turns.append({"role": turn["role"], "content": content})
-    asked = [number for number, turn in enumerate(turns, start=1) if turn["role"] == "user"]
-    if not asked or not turns[asked[-1] - 1]["content"].strip():
+        turns.append({"role": role, "content": content})
+    while turns and turns[-1]["role"] != "user":  # a reply to the question is no part of it
+        turns.pop()
+    if not turns or not turns[-1]["content"].strip():
         raise ConfigError(f"task.question_column: {where} has no user turn that asks something; drop the row")
     if config.system_prompt is not None and turns[0]["role"] == "system":
         raise ConfigError(f"task.system_prompt: {where} has a system turn of its own; set task.system_prompt to null")
-    return tuple(turns[: asked[-1]])
+    return turns
 
 
 def _text(row: Row, field: str, column: str) -> str:
+    """A column as text, numbers in their decimal form: 0.00001, not 1e-05."""
     where, columns = row
     value: Any = columns
     for name in [column] if column in columns else column.split("."):
@@ -80,12 +81,12 @@ def _text(row: Row, field: str, column: str) -> str:
             there = ", ".join([*map(str, columns), *inner])
             raise ConfigError(f"task.{field}: no column {column!r} in {where}; set task.{field} to one of {there}")
         value = value[name]
-    is_number = (isinstance(value, int) and not isinstance(value, bool)) or (
-        isinstance(value, float | Decimal) and isfinite(value)
-    )
-    if not (is_number or isinstance(value, str)) or not str(value).strip():
+    written = value if isinstance(value, str) else ""
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and Decimal(value).is_finite():
+        written = format(Decimal(str(value)), "f")
+    if not written.strip():
         raise ConfigError(f"task.{field}: {column!r} is {value!r:.60} in {where}; make it a text or a number")
-    return format(Decimal(str(value)), "f") if is_number else str(value)  # 0.00001, not 1e-05
+    return written
 
 
 def _split(whole: list[Problem], size: int) -> tuple[list[Problem], list[Problem]]:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tasks import RESERVED, Problem, Task, columns_of
-from overlaprl_ray.tasks.rewards import BUILT_IN, GYM, RewardFunction, load_rewards, parameters_of, score
+from overlaprl_ray.tasks.rewards import KNOWN, RewardFunction, load_rewards, parameters_of, score
 
 LOOKED_AT = 512  # problems at most, a quarter of them held out
 
@@ -25,7 +25,7 @@ def check_rewards(task: Task, config: TaskConfig) -> Task:
     problems = [*task.heldout[: LOOKED_AT // 4], *task.train[: LOOKED_AT - LOOKED_AT // 4]]
     notices = []
     for name, function in load_rewards(task.rewards).items():
-        if name not in BUILT_IN | GYM:
+        if name not in KNOWN:
             _check_parameters(name, function, problems)
         elif name != "boxed_format" and (notice := _own_answers(name, function, problems, task, config)):
             notices.append(notice)
@@ -47,14 +47,14 @@ def _own_answers(
     wrong = [problem for problem in problems if not is_right(problem)]
     if not wrong:
         return None
-    such = f"{wrong[0].where or repr(wrong[0].prompt[:60])}: answer {wrong[0].answer!r:.80}"
+    first = f"{wrong[0].where or repr(wrong[0].prompt[:60])}: answer {wrong[0].answer!r:.80}"
     remedy = "give answers that it can read"
     if name == "math":
         remedy += ": a number alone, or anything whose prompt asks for it in \\boxed{}"
     if len(wrong) == len(problems):
-        raise ConfigError(f"task.rewards: {name!r} gives no answer of the data full marks ({such}); {remedy}")
+        raise ConfigError(f"task.rewards: {name!r} can give full marks to no answer of the data ({first}); {remedy}")
     share = f"{len(wrong)} of {len(problems)} answers of the data"
-    return f"notice: reward {name!r} can give {share} less than full marks only ({such}); {remedy}"
+    return f"notice: reward {name!r} can never give full marks to {share} ({first}); {remedy}"
 
 
 def _check_parameters(name: str, function: RewardFunction, problems: Sequence[Problem]) -> None:

@@ -95,6 +95,7 @@ def gym_number(prompts: Rows, completions: Rows, answer: Rows, gym: Sequence[Ite
 
 GYM: dict[str, RewardFunction] = {f.__name__: f for f in (gym, gym_number)}  # only for tasks gym:<dataset>
 BUILT_IN: dict[str, RewardFunction] = {f.__name__: f for f in (exact_match, gsm8k, math, boxed_format)}
+KNOWN = BUILT_IN | GYM
 EXTRACTORS: dict[str, Callable[[str], str | None]] = {
     "exact_match": str.strip,
     "gsm8k": extract_gsm8k_answer,
@@ -136,13 +137,12 @@ def load_rewards(names: Sequence[str]) -> dict[str, RewardFunction]:
     for name in names:
         if name in functions:
             raise ConfigError(f"task.rewards: {name!r} is there twice; name it once and set its task.reward_weights")
-        known = BUILT_IN | GYM
-        if ":" not in name and name not in known:
+        if ":" not in name and name not in KNOWN:
             raise ConfigError(
-                f"task.rewards: {name!r} is no built-in reward{did_you_mean(name, list(known))}"
+                f"task.rewards: {name!r} is no built-in reward{did_you_mean(name, list(KNOWN))}"
                 '; write "package.module:function" for a function of your own'
             )
-        functions[name] = known[name] if name in known else _imported(name)
+        functions[name] = KNOWN[name] if name in KNOWN else _imported(name)
     return functions
 
 
@@ -159,15 +159,9 @@ def parameters_of(function: RewardFunction) -> list[inspect.Parameter]:
         return [inspect.Parameter("columns", inspect.Parameter.VAR_KEYWORD)]
 
 
-def _call(
-    name: str,
-    function: RewardFunction,
-    prompts: Rows,
-    completions: Rows,
-    columns: Mapping[str, Rows],
-    tools: Mapping[str, Any],
-) -> list[float]:
+def _call(name: str, function: RewardFunction, rows: Mapping[str, Rows], tools: Mapping[str, Any]) -> list[float]:
     """One reward of every completion, checked; NaN where it abstains."""
+    prompts, completions = rows["prompts"], rows["completions"]
 
     def refusal(what: str, row: int) -> RewardError:
         return RewardError(
@@ -175,21 +169,20 @@ def _call(
         )
 
     try:
-        offered = {"prompts": prompts, "completions": completions, **columns, **tools}
         parameters = parameters_of(function)
         takes_all = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
-        names = offered if takes_all else [p.name for p in parameters if p.name in offered]
-        # a function may change what it is given, each row by itself, though rows of a group hold the same objects
-        own = {n: offered[n] if n in tools else [copy.deepcopy(value) for value in offered[n]] for n in names}
-        values = function(**own)
+        names = {*rows, *tools} if takes_all else {p.name for p in parameters}
+        given: dict[str, Any] = {column: values for column, values in rows.items() if column in names}
+        if name not in KNOWN:  # it may change what it is given: each row by itself, though groups share their objects
+            given = {column: [copy.deepcopy(value) for value in values] for column, values in given.items()}
+        values = function(**given, **{tool: value for tool, value in tools.items() if tool in names})
         if inspect.iscoroutine(values):
             values = asyncio.run(values)
     except Exception as error:  # the function is the user's: it can raise anything
         what = f"raised {type(error).__name__}: {error}"
         if len(completions) > 1:  # name the row to blame: the first that fails by itself
             for row in range(len(completions)):
-                alone = {column: values[row : row + 1] for column, values in columns.items()}
-                _call(name, function, prompts[row : row + 1], completions[row : row + 1], alone, tools)
+                _call(name, function, {column: values[row : row + 1] for column, values in rows.items()}, tools)
             what += ", though for no completion alone; the batch begins with"
         raise refusal(what, 0) from error
     if not isinstance(values, Sequence) or isinstance(values, str | bytes) or len(values) != len(completions):
@@ -216,8 +209,8 @@ def score(
     `tools` what functions get as it is. A part is NaN where its function returned None, and left out of the sum; the
     sum is NaN where all did. RewardError if a function raises, or returns anything but B numbers or None.
     """
-    parts = {n: _call(n, function, prompts, completions, columns, tools or {}) for n, function in functions.items()}
+    rows = {"prompts": prompts, "completions": completions, **columns}
+    parts = {name: _call(name, function, rows, tools or {}) for name, function in functions.items()}
     weighted = list(zip(weights or [1.0] * len(parts), parts.values(), strict=True))
-    rows = range(len(completions))
-    judged = [[weight * part[row] for weight, part in weighted if not isnan(part[row])] for row in rows]
+    judged = [[w * part[row] for w, part in weighted if not isnan(part[row])] for row in range(len(completions))]
     return [sum(values) if values else nan for values in judged], parts

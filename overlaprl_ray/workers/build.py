@@ -26,7 +26,7 @@ def build_sampler(
     share: tuple[int, int] = (0, 1),
 ) -> Sampler:
     """A generator's insides; `memory` is what it may take of a GPU, bytes, `share` (its index, how many there are)."""
-    tokenizer = load_tokenizer(folder)
+    tokenizer = load_tokenizer(folder, config.task.date)
     engine: Engine
     if config.model.engine == "vllm":
         engine = _build_vllm(config, task, folder, tokenizer, memory)

@@ -34,7 +34,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Turn], sys
     """
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
     if tokenizer.chat_template is None:
-        text = turns[-1]["content"]
+        if len(turns) > 1:
+            raise ConfigError(
+                f"grpo.model_name: its tokenizer has no chat template for {turns!r:.200}; use a model with one, or "
+                "questions of one turn"
+            )
+        text = turns[0]["content"]
         return tokenizer(text)["input_ids"][: -1 if _adds_eos(tokenizer, text) else None]
     messages = [{"role": "system", "content": system_prompt}] if system_prompt is not None else []
     chat = tokenizer.apply_chat_template([*messages, *turns], add_generation_prompt=True, tokenize=False)
@@ -42,37 +47,22 @@ def encode(tokenizer: PreTrainedTokenizerBase, prompt: str | Sequence[Turn], sys
 
 
 def _adds_eos(tokenizer: PreTrainedTokenizerBase, text: str) -> bool:
-    end = [tokenizer.eos_token_id]
-    if tokenizer(text)["input_ids"][-1:] != end:
-        return False
-    return tokenizer(text, add_special_tokens=False)["input_ids"][-1:] != end
+    whole, own = (tokenizer(text, add_special_tokens=added)["input_ids"] for added in (True, False))
+    return len(whole) > len(own) and whole[-1] == tokenizer.eos_token_id
 
 
 def check_prompts(config: ExperimentConfig, task: Task, tokenizer: PreTrainedTokenizerBase) -> Task:
     """The task, with a notice where prompts are changed. ConfigError where the model would not see a part of them."""
-    system, model = config.task.system_prompt, config.grpo.model_name
-    asked = task.train[0].asked
-    if system is not None and encode(tokenizer, asked, system) == encode(tokenizer, asked, None):
+    system, model, first = config.task.system_prompt, config.grpo.model_name, task.train[0]
+    if system is not None and encode(tokenizer, first.asked, system) == encode(tokenizer, first.asked, None):
         raise ConfigError(
             f"task.system_prompt = {system!r:.60}: '{model}' would not see it, for its tokenizer has no chat template, "
             "or one that leaves system messages out; set it to null and write it into task.prompt_template"
         )
-    if tokenizer.chat_template is not None:
-        return task
-    long = next((problem for problem in (*task.train, *task.heldout) if len(problem.turns) > 1), None)
-    if long is not None:
-        raise ConfigError(
-            f"grpo.model_name = '{model}': its tokenizer has no chat template for {long.where}, which has "
-            f"{len(long.turns)} turns; use a model with one, or questions of one turn"
-        )
-    if not _adds_eos(tokenizer, task.train[0].prompt):
+    if tokenizer.chat_template is not None or not _adds_eos(tokenizer, first.prompt):
         return task
     notice = f"notice: the tokenizer of '{model}' ends texts in an EOS (add_eos_token); prompts go without it"
     return replace(task, notices=(*task.notices, notice))
-
-
-def _tokens(out: Generated) -> list[list[int]]:
-    return [row[mask].tolist() for row, mask in zip(out.ids, out.mask, strict=True)]
 
 
 def _cells(values: list[Any], rows: int) -> list[Any]:
@@ -122,8 +112,7 @@ class Sampler:
         load: Span = (0.0, 0.0),
     ) -> Rollout:
         """The rollout of completions to these rows' problems, with their rewards."""
-        grpo, ids = self.config.grpo, _tokens(out)
-        texts = self._decode(ids, out)
+        grpo, (ids, texts) = self.config.grpo, self._read(out)
         logged: dict[str, list[Any]] = {}
         fault = None
         try:
@@ -167,8 +156,7 @@ class Sampler:
         for start in range(0, len(heldout), grpo.batch_rows):
             problems = heldout[start : start + grpo.batch_rows]
             out = self.engine.generate([self.encode(p) for p in problems], grpo.max_new_tokens, grpo.temperature)
-            ids = _tokens(out)
-            right += self._count_right(problems, ids, self._decode(ids, out), step)
+            right += self._count_right(problems, *self._read(out), step)
         return right / len(heldout), len(heldout)
 
     def _count_right(self, problems: Sequence[Problem], ids: list[list[int]], texts: list[str], step: int) -> int:
@@ -188,11 +176,12 @@ class Sampler:
         """Token ids of a problem's prompt."""
         return encode(self.tokenizer, problem.asked, self.config.task.system_prompt)
 
-    def _decode(self, ids: list[list[int]], out: Generated) -> list[str]:
-        """Completions as text; kept special tokens do not include the EOS that ended one."""
+    def _read(self, out: Generated) -> tuple[list[list[int]], list[str]]:
+        """Completions as token ids and as text; kept special tokens do not include the EOS that ended one."""
         skip = self.config.task.skip_special_tokens
+        ids = [row[mask].tolist() for row, mask in zip(out.ids, out.mask, strict=True)]
         cut = [row[:-1] if finished and not skip else row for row, finished in zip(ids, out.finished, strict=True)]
-        return [str(self.tokenizer.decode(row, skip_special_tokens=skip)) for row in cut]
+        return ids, [str(self.tokenizer.decode(row, skip_special_tokens=skip)) for row in cut]
 
     def _score(
         self,

@@ -10,6 +10,7 @@ What ended it is left as a file in the run's folder, for whoever waits for the p
 import faulthandler
 import os
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -24,7 +25,7 @@ FILES = "scoring-{}.txt"
 @contextmanager
 def time_limit(seconds: float, message: str, folder: Path | None, name: str) -> Iterator[None]:
     """End this process with `message`, one line, where the block takes longer. No two at a time in one process."""
-    path = Path(os.devnull) if folder is None or not folder.is_dir() else folder / FILES.format(name)
+    path = (folder if folder and folder.is_dir() else Path(tempfile.gettempdir())) / FILES.format(name)
     with path.open("w", encoding="utf-8") as file:
         file.write(f"{message}\n")
         file.flush()
@@ -45,8 +46,7 @@ def time_limit(seconds: float, message: str, folder: Path | None, name: str) -> 
         finally:
             faulthandler.cancel_dump_traceback_later()
             timer.cancel()
-            if path != Path(os.devnull):
-                path.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def take_timeout(folder: Path) -> str | None:
