@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 from conftest import read_jsonl
-
 from overlaprl_ray.reports.decisions import decisions_table
+
 from overlaprl_ray.runs.grafana import dashboard
 from overlaprl_ray.runs.ray_metrics import GAUGES, PHASES, STAGES
 

@@ -1,14 +1,11 @@
 """Discarded rows against a plain recount; and the notices about thresholds."""
 
-import json
-
 import pytest
 import torch
 from conftest import make_rollout, small
 
 from overlaprl_ray.algorithm.rules import DECISIONS
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.reports.decisions import decisions_table, tidy
 from overlaprl_ray.runs.discard_report import BINS, discard_report
 from overlaprl_ray.runs.notices import floor_notice, notices, silence_notice
 from overlaprl_ray.workers.cells import cells_of
@@ -64,15 +61,6 @@ def test_the_summary_adds_up_and_names_the_seconds_wasted():
         "generation_s_wasted": 0.0,
         "by": {k: [] for k in ("length", "reward", "difficulty", "lag")},
     }
-
-
-def test_the_table_of_a_folder_is_tidy(tmp_path):
-    lines = [json.dumps(row) for row in rows_of_file()]
-    (tmp_path / "decisions.jsonl").write_text("\n".join(lines) + "\n")
-    table = decisions_table(tmp_path)
-    assert list(table.columns) == ["step", "lag", "length", "reward", "difficulty", "decision", "rows"]
-    assert table.equals(tidy(rows_of_file()))
-    assert table.groupby("decision")["rows"].sum().to_dict() == {"fresh": 3, "discard": 5}
 
 
 def config_of(mode="staleness", **staleness):

@@ -17,19 +17,14 @@ def gantt(results: Results) -> Figure:
     if "folder" not in trials:
         return note("Saved tables hold no timelines: give the folders of runs for a Gantt chart.")
     lines: dict[str, Timeline] = {}
-    for mode in MODES:
-        for folder in trials[trials["mode"] == mode].sort_values("seed", kind="stable")["folder"].dropna():
-            found = _timeline(Path(folder) / "timeline.json")
-            if found is not None:
-                lines[mode] = found
-                break
-    return figure_of(lines) if lines else note("No run's folder holds a timeline.json to draw.")
-
-
-def _timeline(path: Path) -> Timeline | None:
-    """A run's timeline; None where there is none, or none that is whole."""
-    try:
-        found = load_trace(path)
-    except (OSError, ValueError, KeyError):
-        return None
-    return found if found.steps else None
+    for mode, folder in trials.sort_values("seed")[["mode", "folder"]].dropna().itertuples(index=False, name=None):
+        if mode in lines:
+            continue
+        try:
+            found = load_trace(Path(folder) / "timeline.json")
+        except (OSError, ValueError, KeyError):  # none, or none that is whole
+            continue
+        if found.steps:
+            lines[mode] = found
+    known = {mode: lines[mode] for mode in MODES if mode in lines}
+    return figure_of(known) if known else note("No run's folder holds a timeline.json to draw.")
