@@ -57,10 +57,11 @@ def replay(
 
     publish(0)
     for step in range(1, steps + 1):
-        source = schedule.weights_step(step)
+        source, started = schedule.weights_step(step), time.time()
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
-        rollout = merge([sampler.rollout(step, source) for sampler in samplers])
+        load = (started, time.time())
+        rollout = merge([sampler.rollout(step, source, load) for sampler in samplers])
         scores = reference.score(rollout) if reference else None
         result = learner.step(rollout, scores)
         rows.append(result.metrics)

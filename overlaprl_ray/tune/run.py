@@ -175,6 +175,7 @@ def _tune_config(sweep: Sweep, folder: Path) -> tune.TuneConfig:
         search_alg=optuna_search(sweep) if sweep.optuna else None,
         scheduler=asha(sweep) if sweep.tune.scheduler == "asha" else None,
         max_concurrent_trials=sweep.tune.max_concurrent,
+        reuse_actors=sweep.tune.serial,  # a process takes one trial after another, as `train_serially` allows
         trial_name_creator=name,
         trial_dirname_creator=name,
     )
