@@ -24,17 +24,19 @@ def main(argv: list[str]) -> None:
         "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv, options
     )
     resume = args.resume is not None
-    check_inputs(config, resume)
-    from rich.console import Console  # only now: a slip should not wait for torch and Ray
-
-    from overlaprl_ray.runtime.train import dry_run, train
-
     if args.dry_run:
+        from overlaprl_ray.runtime.preflight import dry_run  # only now: --help should not wait for imports
+
         dry_run(config, resuming=resume)
-    elif args.quiet:
-        print(train(config, Console(quiet=True), resume=resume)["folder"])
-    else:
-        train(config, resume=resume)
+        return
+    task = check_inputs(config, resume)  # before the next imports: a slip should not wait for Ray's
+    from rich.console import Console
+
+    from overlaprl_ray.runtime.train import train
+
+    summary = train(config, Console(quiet=True) if args.quiet else None, resume=resume, task=task)
+    if args.quiet:
+        print(summary["folder"])
 
 
 if __name__ == "__main__":

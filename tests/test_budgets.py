@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.reports.budgets import common_budget, curves, to_target, trailing_mean, values_at
+from overlaprl_ray.reports.budgets import common_budget, curves, to_target, values_at
 from overlaprl_ray.reports.loading import Results
 
 COLUMN = {"steps": "step", "tokens": "tokens", "seconds": "wall_s"}
@@ -97,11 +97,6 @@ def test_to_target(seed, metric, target):
             curve = naive_curve(results, trial, metric, budget)[9 if metric == "reward" else 0 :]
             hits = [x for x, y in curve if y >= target]
             np.testing.assert_allclose(found.loc[trial, budget], hits[0] if hits else math.nan)
-
-
-def test_trailing_mean_starts_anew_in_each_group():
-    found = trailing_mean(np.array([1.0, 3.0, np.nan, 5.0, 7.0]), np.array([0, 0, 0, 1, 1]), window=2)
-    assert found.tolist() == [1.0, 2.0, 3.0, 5.0, 6.0]
 
 
 def test_unknown_names_are_said():

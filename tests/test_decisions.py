@@ -1,16 +1,13 @@
 """Discarded rows against a plain recount; and the notices about thresholds."""
 
-import json
-
 import pytest
 import torch
 from conftest import make_rollout, small
 
-from overlaprl_ray.algorithm.rules import DECISIONS
+from overlaprl_ray.config.staleness import DECISIONS
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.reports.decisions import decisions_table, tidy
-from overlaprl_ray.runs.discard_report import BINS, discard_report
-from overlaprl_ray.runs.notices import floor_notice, notices, silence_notice
+from overlaprl_ray.runs.notices import floor_notice, notices, signal_notice, silence_notice
+from overlaprl_ray.runs.summary import BINS, discard_report
 from overlaprl_ray.workers.cells import cells_of
 
 ROWS, TOKENS = 24, 8
@@ -66,15 +63,6 @@ def test_the_summary_adds_up_and_names_the_seconds_wasted():
     }
 
 
-def test_the_table_of_a_folder_is_tidy(tmp_path):
-    lines = [json.dumps(row) for row in rows_of_file()]
-    (tmp_path / "decisions.jsonl").write_text("\n".join(lines) + "\n")
-    table = decisions_table(tmp_path)
-    assert list(table.columns) == ["step", "lag", "length", "reward", "difficulty", "decision", "rows"]
-    assert table.equals(tidy(rows_of_file()))
-    assert table.groupby("decision")["rows"].sum().to_dict() == {"fresh": 3, "discard": 5}
-
-
 def config_of(mode="staleness", **staleness):
     return small(pipeline={"mode": mode}, staleness=staleness)
 
@@ -92,3 +80,14 @@ def test_notices_name_thresholds_under_the_floor_and_rules_that_never_fired():
     assert silence_notice(config_of(), {"fresh": 0, "stale": 0, "discard": 0}) is None  # nor any step
     assert len(notices(config_of(kl_fresh=1e-3), 1.6e-3, silent)) == 2
     assert notices(config_of(kl_fresh=1e-3), None, fired) == []
+
+
+def test_twenty_steps_without_signal_are_said_once_and_again_in_the_summary():
+    shares = [0.5, *[1.0] * 25, 0.0, *[1.0] * 19, 0.0, *[1.0] * 20]
+    rows = [{"step": i, "reward": 0.0, "frac_reward_zero_std": share} for i, share in enumerate(shares, start=1)]
+    said = {end: text for end in range(len(rows) + 1) if (text := signal_notice(rows[:end]))}
+    assert list(said) == [21, 67]
+    assert "no group had signal in steps 2 to 21: " in said[21]
+    fired = {"fresh": 3, "stale": 1, "discard": 0}
+    assert notices(config_of(), None, fired, rows) == [said[21]]
+    assert notices(config_of(), None, fired, rows[:20]) == []

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -15,10 +16,9 @@ from conftest import read_jsonl, small
 from study import modes, rows_of, write_run, write_sweep
 
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.reports.decisions import decisions_table
 from overlaprl_ray.reports.loading import load, load_or_explain, save
 from overlaprl_ray.reports.run_files import BINS, TRAITS
-from overlaprl_ray.runs import discard_report
+from overlaprl_ray.runs.summary import BINS as REPORTED
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def test_a_real_run_as_its_files_have_it(real):
 
 
 def test_decisions_of_a_real_run(real, tmp_path):
-    counted = decisions_table(real)
     results = load(real)
-    assert BINS == discard_report.BINS
-    for trait in TRAITS:
-        names = counted[trait].map(str) if trait == "lag" else counted[trait].map(dict(enumerate(BINS)))
-        expected = counted.groupby([names, "decision"])["rows"].sum()
-        table = results.decisions[results.decisions["trait"] == trait]
-        assert table.set_index(["bin", "decision"])["rows"].to_dict() == expected.to_dict()
+    assert BINS == REPORTED
+    expected = Counter()
+    for row in read_jsonl(real / "decisions.jsonl"):
+        for *bins, decision, rows in row["cells"]:
+            for trait, name in zip(TRAITS, [*(BINS[b] for b in bins), str(row["lag"])], strict=True):
+                expected[trait, name, decision] += rows
+    assert results.decisions.set_index(["trait", "bin", "decision"])["rows"].to_dict() == expected
     growing = shutil.copytree(real, tmp_path / "growing")
     (growing / "summary.json").unlink()  # a run that goes on is counted from its rows
     order = ["trait", "bin", "decision"]

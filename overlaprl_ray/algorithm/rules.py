@@ -19,13 +19,9 @@ import torch
 from torch import Tensor
 
 from overlaprl_ray.algorithm.kl import clamp_log_ratio, effective_sample_size, k3, masked_mean
-from overlaprl_ray.config import StalenessConfig
-
-Decision = Literal["fresh", "stale", "discard"]
+from overlaprl_ray.config.staleness import DECISIONS, Decision, StalenessConfig
 
 ESS_FRESH = 0.99  # rule ess: a weight of at least this counts as fresh
-
-DECISIONS: tuple[Decision, ...] = ("fresh", "stale", "discard")  # a row's decision is an index into this
 
 
 @dataclass(frozen=True)

@@ -50,6 +50,12 @@ def last_older_batch(step: int, lag: int, num_steps: int) -> int:
     return min(step + lag, num_steps)
 
 
+def older_sources(step: int, lag: int, num_steps: int) -> list[int]:
+    """The steps before `step` whose weights batches beyond `num_steps` would be made from: a longer run needs them."""
+    last = last_older_batch(step, lag, num_steps)
+    return sorted({max(0, batch - 1 - lag) for batch in range(last + 1, step + lag + 1)} - {step})
+
+
 def evaluations(num_steps: int, every: int) -> list[int]:
     """The steps after which the policy is evaluated: before the first, every `every` (0: no others), after the last."""
     return sorted({0, num_steps, *(range(every, num_steps, every) if every else ())})

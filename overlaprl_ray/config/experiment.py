@@ -34,21 +34,42 @@ class TaskConfig(Group):
         "arithmetic", description="where problems come from: arithmetic, gsm8k, records, or gym:<dataset>"
     )
     path: str | None = Field(None, description="gsm8k: folder with train.jsonl and test.jsonl (null = the hub); "
-                             "records: a jsonl/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
+                             "records: a jsonl/json/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
     eval_path: str | None = Field(None, description="records: file of held-out problems; null = split off `path`")
     eval_size: Count = Field(256, description="held-out problems, >= 1")
     rewards: list[str] = Field([], description="reward functions, by name or package.module:function; [] = the "
                                "task's own. The first one decides accuracy")  # fmt: skip
     reward_weights: list[Weight] | None = Field(None, description="one weight per reward; null = all 1")
-    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds, > 0")
+    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds, > 0; then "
+                                     "the process ends, and the run")  # fmt: skip
+    skip_special_tokens: bool = Field(True, description="leave special tokens out of the text that rewards read; "
+                                      "false: all but the EOS that ends it stay")  # fmt: skip
     system_prompt: str | None = Field(None, description="system message, for models with a chat template")
+    max_prompt_tokens: Count | None = Field(None, description="problems whose prompt has more tokens are left out, "
+                                            ">= 1; null = none are")  # fmt: skip
     prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
-    question_column: str = Field("question", description="records: column of the question")
-    answer_column: str = Field("answer", description="records: column of the answer")
+    question_column: str = Field("question", description="records: column of the question, a text or role/content "
+                                 "turns; a.b = column b inside a")  # fmt: skip
+    answer_column: str = Field("answer", description="records: column of the answer, or its dotted path")
     digits: int = Field(2, ge=1, le=4, description="arithmetic: digits of each summand, 1 to 4")
     reverse_answer: bool = Field(True, description="arithmetic: least significant digit first, as small models like")
     gym: dict[str, Any] = Field({}, description="gym: the dataset's parameters, e.g. {max_terms: 2}; size (1 to 10^6, "
                                 "problems drawn, 2000) and seed (0 to 10^6, 0) among them")  # fmt: skip
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _named(cls, rewards: Any) -> Any:
+        """Actors import rewards: a function itself, the obvious thing to give in a notebook, is of no use to them."""
+        for reward in rewards if isinstance(rewards, list | tuple) else [rewards]:
+            if callable(reward):
+                name = getattr(reward, "__name__", "reward").strip("<>")
+                raise PydanticCustomError(
+                    "reward_name",
+                    "actors import rewards by name; put {name} into a module, in a notebook by a cell that begins with "
+                    "%%writefile my_rewards.py, and give ['my_rewards:{name}']",
+                    {"name": name},
+                )
+        return rewards
 
     @field_validator("name")
     @classmethod
@@ -174,7 +195,7 @@ class ExperimentConfig(Group):
                 f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
                 f"{str(self.output.save_final).lower()}: there is nothing to merge; set it to false"
             )
-        if self.model.lora_r and self.model.engine != "hf":
+        if self.model.lora_r and self.model.engine == "vllm":
             raise ValueError(
                 f"model.lora_r={self.model.lora_r} goes only with model.engine=hf, not {self.model.engine}; use hf, "
                 "or model.lora_r=0"

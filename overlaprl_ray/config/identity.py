@@ -15,7 +15,7 @@ from overlaprl_ray.config import ExperimentConfig, GRPOConfig
 from overlaprl_ray.errors import ConfigError
 
 # Raise it whenever a default or a formula changes what a run computes: what another algorithm began is refused.
-ALGORITHM = 2
+ALGORITHM = 3
 
 # Where a run lies, how long it waits and what it holds on a device: none of these reaches a number of the run.
 NO_PART = (
@@ -42,8 +42,9 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def essentials(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a run's numbers depend on, by dotted name."""
-    return {name: value for name, value in flatten(values) if not name.startswith(NO_PART)}
+    """The settings that a run's numbers depend on, by dotted name. An engine not decided on stands for the default."""
+    found = {name: value for name, value in flatten(values) if not name.startswith(NO_PART)}
+    return found | ({"model.engine": "hf"} if found.get("model.engine") == "auto" else {})
 
 
 def _defaults(config: ExperimentConfig) -> dict[str, Any]:

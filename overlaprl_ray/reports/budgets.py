@@ -35,57 +35,20 @@ def curves(results: Results, metric: str, budget: Budget = "steps") -> dict[str,
     if metric != "accuracy" and metric not in source:
         known = ", ".join(c for c in source.columns if c not in ("trial", "step"))
         raise ValueError(f"metric = '{metric}': must be accuracy or one of {known}")
-    table = _accuracy(results, budget) if metric == "accuracy" else _history(results, metric, budget)
-    table = table[np.isfinite(table["spent"]) & np.isfinite(table["value"])]
-    if table.empty:
-        return {}
-    names, starts = np.unique(table["trial"].to_numpy(), return_index=True)  # rows of a trial stand together
-    spent, values = (np.split(table[name].to_numpy(), starts[1:]) for name in ("spent", "value"))
-    known_as = results.trials["trial"].to_list()
-    return {known_as[code]: (x, y) for code, x, y in zip(names, spent, values, strict=True)}
-
-
-def _sorted(results: Results, table: pd.DataFrame) -> pd.DataFrame:
-    """Rows by trial (as its place among the trials) and step; those of no known trial are left out."""
-    codes = pd.Categorical(table["trial"].astype("str"), categories=results.trials["trial"]).codes
-    order = np.lexsort((table["step"].to_numpy(np.float64), codes))
-    return table.assign(trial=codes).iloc[order[codes[order] >= 0]]
-
-
-def _history(results: Results, metric: str, budget: Budget) -> pd.DataFrame:
-    columns = list(dict.fromkeys(["trial", "step", COLUMNS[budget], metric]))
-    table = _sorted(results, results.history[columns])
-    values = trailing_mean(table[metric].to_numpy(np.float64), table["trial"].to_numpy())
-    return pd.DataFrame({"trial": table["trial"], "spent": table[COLUMNS[budget]].astype("float64"), "value": values})
-
-
-def trailing_mean(values: np.ndarray, group: np.ndarray, window: int = WINDOW) -> np.ndarray:
-    """Mean of the last `window` values of the same group, fewer at its start; NaN values do not count.
-
-    `group` (N,) has equal entries side by side. Sums are taken afresh for each value, so no error piles up.
-    """
-    total, count = np.zeros(len(values)), np.zeros(len(values))
-    for back in range(min(window, len(values))):
-        here, there = slice(back, None), slice(0, len(values) - back)
-        use = (group[here] == group[there]) & np.isfinite(values[there])
-        total[here] += np.where(use, values[there], 0.0)
-        count[here] += use
-    with np.errstate(invalid="ignore"):
-        return total / count
-
-
-def _accuracy(results: Results, budget: Budget) -> pd.DataFrame:
-    """Evaluations placed at what had been spent when their weights existed; before the first step nothing had."""
-    table = _sorted(results, results.evals[["trial", "step", "accuracy"]])
-    spent = table["step"].to_numpy(np.float64)
-    if budget != "steps":
-        column = COLUMNS[budget]
-        history = _sorted(results, results.history[["trial", "step", column]])
-        found = table.merge(history, on=["trial", "step"], how="left")[column].to_numpy(np.float64)
-        spent = np.where(spent > 0, found, 0.0)
-    return pd.DataFrame(
-        {"trial": table["trial"].to_numpy(), "spent": spent, "value": table["accuracy"].to_numpy(np.float64)}
-    )
+    table = source[list(dict.fromkeys(["trial", "step", *({COLUMNS[budget]} & {*source.columns}), metric]))]
+    if metric == "accuracy" and budget != "steps":  # an evaluation has cost what its weights had
+        table = table.merge(results.history[["trial", "step", COLUMNS[budget]]], on=["trial", "step"], how="left")
+    out = {}
+    for trial, rows in table.sort_values("step", kind="stable").groupby("trial", observed=True, sort=False):
+        spent, values = rows[COLUMNS[budget]].astype("float64"), rows[metric].astype("float64")
+        if metric == "accuracy":
+            spent = spent.where(rows["step"] > 0, 0.0)
+        else:
+            values = values.rolling(WINDOW, min_periods=1).mean()
+        whole = np.isfinite(spent) & np.isfinite(values)
+        if whole.any():
+            out[str(trial)] = spent[whole].to_numpy(), values[whole].to_numpy()
+    return {trial: out[trial] for trial in results.trials["trial"] if trial in out}
 
 
 def common_budget(found: Mapping[str, Curve]) -> float:

@@ -65,6 +65,12 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
+def last_step(path: Path) -> int:
+    """The step of the last whole row of a jsonl file; 0 without one."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
 def cut_back(path: Path, step: int) -> list[dict[str, Any]]:
     """Drop the rows after a step, and a torn last line, from a jsonl file; returns the rest. No file, no rows."""
     if not path.exists():

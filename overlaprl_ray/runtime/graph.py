@@ -18,13 +18,13 @@ from typing import Any
 
 import ray
 
-from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch, older_sources
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.runs.checkpoint import Checkpoint, clear_scratch, commit
 from overlaprl_ray.runs.files import writing
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 from overlaprl_ray.runtime.supervisor import Actors, is_available, timeout_error
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 OF_THE_LEARNER = ("train", "begin", "complete")  # what the names of a batch's calls to the learner start with
 
@@ -107,7 +107,7 @@ class Graph:
         self._complete_checkpoints(ticket)
         if ticket.calls.get("train") is None:
             train = actors.learner.train.options(num_returns=2)
-            ticket.calls["train"], published = train.remote(ticket.calls.get("score"), *ticket.shares)
+            published, ticket.calls["train"] = train.remote(ticket.calls.get("score"), *ticket.shares)
             if ticket.result is None:  # else the step is repeated, and the weights after it are there
                 self.weights[batch] = published
         if self._has_checkpoint(batch):
@@ -134,7 +134,7 @@ class Graph:
 
     def _has_checkpoint(self, step: int) -> bool:
         every = self.config.output.checkpoint_every
-        return every > 0 and step % every == 0 and step < self.last
+        return every > 0 and (step % every == 0 or step == self.last)
 
     def _complete_checkpoints(self, ticket: Ticket) -> None:
         """Submit the completion of those begun whose last rollout is this batch's."""
@@ -142,8 +142,11 @@ class Graph:
             if begun.calls.get("begin") is not None and self._last_batch(step) == ticket.batch:
                 batches = [self.since_base[batch] for batch in range(step + 1, ticket.batch + 1)]
                 shares = [share for batch in batches for share in batch.shares]
+                wanted = older_sources(step, self.config.lag, self.last) if self.exact else []
+                older = {source: self.weights[source] for source in wanted if source in self.weights}
                 complete = self.actors.learner.complete_checkpoint
-                ticket.call(f"complete-{step}", complete, begun.calls["begin"], self.folder, step, *shares)
+                held = (list(older), *older.values(), *shares)
+                ticket.call(f"complete-{step}", complete, begun.calls["begin"], self.folder, step, *held)
 
     def _last_batch(self, step: int) -> int:
         return last_older_batch(step, self.config.lag, self.last)
@@ -202,9 +205,13 @@ class Graph:
         if base is None:
             published = learner.publish.remote()
         else:
-            returns = 1 + len(base.batches) * count
+            returns = 1 + len(base.weights) + len(base.batches) * count
             results = learner.restore.options(num_returns=returns).remote(base.path, base.step)
-            published, *shares = results if returns > 1 else [results]
+            published, *held = results if returns > 1 else [results]
+            older, shares = held[: len(base.weights)], held[len(base.weights) :]
+            for source, weights in zip(base.weights, older, strict=True):
+                if not is_available(self.weights.get(source)):
+                    self.weights[source] = weights
             for i, (batch, source) in enumerate(zip(base.batches, base.weights_steps, strict=True)):
                 calls = {f"generate-{j}": share for j, share in enumerate(shares[i * count : (i + 1) * count])}
                 if batch > self.finished:

@@ -15,16 +15,16 @@ import ray
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.runs.checkpoint import Checkpoint
+from overlaprl_ray.runs.recorder import Recorder
 from overlaprl_ray.runtime.graph import Graph, unfinished
-from overlaprl_ray.runtime.recording import Recording
 from overlaprl_ray.runtime.supervisor import Actors, timeout_error
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 
 class Pipeline:
     """One run, from the initial model or from the checkpoint `start`."""
 
-    def __init__(self, config: ExperimentConfig, actors: Actors, record: Recording, start: Checkpoint | None = None):
+    def __init__(self, config: ExperimentConfig, actors: Actors, record: Recorder, start: Checkpoint | None = None):
         self.config, self.actors, self.record = config, actors, record
         self.graph = Graph(config, actors, record.folder, start)
 
@@ -56,6 +56,7 @@ class Pipeline:
         queue = self.graph.queue
         if self.graph.exact or queue.full or not queue:
             return queue.full
+        self.actors.wait_ready()  # which has a time limit of its own
         oldest, newest = queue[0], queue[-1]
         while pending := unfinished(newest.shares):
             calls, timeout_s = [oldest.calls["train"], *pending], self.config.pipeline.timeout_s

@@ -15,17 +15,18 @@ from torch import Tensor
 from overlaprl_ray.algorithm.schedule import Schedule, evaluations
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.rollout import merge
+from overlaprl_ray.models.folders import find_models
+from overlaprl_ray.rollout import batch_of
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.tasks import Task
 from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
 from overlaprl_ray.workers.generator import Sampler
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 
 def replay(
     config: ExperimentConfig,
-    on_step: Callable[[StepResult], None] | None = None,
+    on_step: Callable[[StepResult], Any] | None = None,
     on_evaluation: Callable[[Evaluation], None] | None = None,
     task: Task | None = None,
 ) -> tuple[list[dict[str, Any]], dict[str, Tensor]]:
@@ -40,9 +41,10 @@ def replay(
     task = task or preflight(config.with_setting("output.dir", None)).task  # no folder: nothing is written
     schedule = Schedule.of(config)
     count, steps = config.resources.num_generators, config.grpo.num_steps
-    learner = build_learner(config, task)
-    samplers = [build_sampler(config, task, share=(index, count)) for index in range(count)]
-    reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
+    models = find_models(config, task.train)
+    learner = build_learner(config, models.policy)
+    samplers = [build_sampler(config, task, models.policy, share=(index, count)) for index in range(count)]
+    reference = build_reference(config, models.reference, learner=learner) if config.grpo.beta else None
     due = evaluations(steps, config.output.eval_every)
     published: dict[int, tuple[int, dict[str, Tensor]]] = {}  # step -> (version, weights) after it
     rows = []
@@ -61,7 +63,8 @@ def replay(
         for sampler in samplers:
             sampler.engine.load_weights(*published[source])
         load = (started, time.time())
-        rollout = merge([sampler.rollout(step, source, load) for sampler in samplers])
+        shares = [sampler.rollout(step, source, load) for sampler in samplers]
+        rollout = batch_of(shares, config.grpo.num_prompts_per_step)
         scores = reference.score(rollout) if reference else None
         result = learner.step(rollout, scores)
         rows.append(result.metrics)
@@ -74,5 +77,5 @@ def replay(
 def _evaluate(sampler: Sampler, step: int, version: int, weights: dict[str, Tensor]) -> Evaluation:
     started = time.time()
     sampler.engine.load_weights(version, weights)
-    accuracy, n = sampler.evaluate()
+    accuracy, n = sampler.evaluate(step)
     return Evaluation(step, version, accuracy, n, (started, time.time()))

@@ -16,10 +16,12 @@ from transformers import set_seed
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.progress import Progress
+from overlaprl_ray.runs.recorder import OnRow, Recorder
 from overlaprl_ray.runtime.preflight import preflight
-from overlaprl_ray.runtime.recording import OnRow, finished_summary, recording
+from overlaprl_ray.runtime.recording import finished_summary, recorded
 from overlaprl_ray.runtime.replay import replay
 
 INSTALLED = ("site-packages", "dist-packages", sysconfig.get_path("stdlib"))  # in the path of what no user edits
@@ -45,20 +47,28 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
     resume_from = 0 if again else None
     set_seed(config.seed)  # for rewards that draw: nothing else here uses the global generators
     try:
-        with locked(folder), recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
-            replay(config, record.add_step, record.add_evaluation, ready.task)
+        with locked(folder):
+            recorder = Recorder(folder, config, ready.plan.cores, environment, progress, on_row, resume_from)
+            with recorded(recorder) as summary:
+                replay(config, recorder.add_step, recorder.add_evaluation, ready.task)
     finally:
         forget(config.task.rewards)
-    return record.summary
+    return summary
 
 
 def forget(rewards: Sequence[str]) -> None:
     """Forget the users' modules among `rewards`, with their packages and what lies in their folders."""
-    for name in {reward.partition(":")[0] for reward in rewards if ":" in reward} & set(sys.modules):
-        folder = Path(sys.modules[name].__file__ or "").parent
-        for other, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None) or ""
-            beside = Path(file).is_relative_to(folder) and not any(text in file for text in INSTALLED)
-            own = other.partition(".")[0]
-            if own == name.partition(".")[0] or (beside and own not in ("overlaprl_ray", "__main__")):
+    names = {reward.partition(":")[0] for reward in rewards if ":" in reward}
+    for name in filter(_is_users, names & set(sys.modules)):
+        folder = Path(str(sys.modules[name].__file__)).parent
+        for other in filter(_is_users, list(sys.modules)):
+            beside = Path(str(sys.modules[other].__file__)).is_relative_to(folder)
+            if beside or other.partition(".")[0] == name.partition(".")[0]:
                 del sys.modules[other]
+
+
+def _is_users(name: str) -> bool:
+    """Whether a loaded module is a file that is neither installed nor this package's."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    ours = name.partition(".")[0] in ("overlaprl_ray", "__main__")
+    return file is not None and not ours and not any(text in file for text in INSTALLED)

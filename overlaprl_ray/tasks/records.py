@@ -1,8 +1,11 @@
 """Questions and answers from any data with a column for each: your own file or folder, or a dataset of the hub.
 
-Held-out problems are the first `eval_size` rows of `task.eval_path`, else of the test split that comes with the data.
+Held-out problems are the first `eval_size` rows of `task.eval_path`, else of the data's test or validation split.
 Without either, `eval_size` rows of the data, at most a fifth, are drawn: the same ones in every run. Rows count one by
 one: a question that stands in the data twice can fall on both sides, so give deduplicated data or an `eval_path`.
+
+A question is a text, or role/content turns (a column `messages` or `prompt`), whose last user turn is the question. A
+column inside another has a dotted path: `reward_model.ground_truth`.
 
 Example::
 
@@ -10,16 +13,20 @@ Example::
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.tasks.problem import Problem, Task, check_text, render
+from overlaprl_ray.tasks.problem import Problem, Task, Turn, check_text, render
 from overlaprl_ray.tasks.sources import Row, read_file, read_splits
 
 # The split is part of the task: the same for every run, whatever its seed, so that accuracies can be compared.
 SPLIT_SEED = "records"
+TURNS = ("messages", "prompt")  # columns of role/content turns, looked at where there is no question column
 LARGEST_SHARE = 5  # at most one row in this many is held out
 
 
@@ -30,23 +37,55 @@ def problems(rows: Sequence[Row], config: TaskConfig) -> list[Problem]:
 
 def _problem(row: Row, config: TaskConfig) -> Problem:
     where, columns = row
-    if config.prompt_template is None:
-        prompt = _text(row, "question_column", config.question_column)
+    column = config.question_column
+    if column not in columns and config.prompt_template is None:
+        column = next((name for name in TURNS if isinstance(columns.get(name), list)), column)
+    turns = _turns(columns[column], where, config) if isinstance(columns.get(column), list) else ()
+    if config.prompt_template is not None:
+        asked = {"question": turns[-1]["content"]} if turns else {}
+        prompt = render(config.prompt_template, {**columns, **asked}, where)
     else:
-        prompt = render(config.prompt_template, columns, where)
-    answer = _text(row, "answer_column", config.answer_column)
-    return Problem(check_text(prompt, where), check_text(answer, where), columns)
+        prompt = turns[-1]["content"] if turns else _text(row, "question_column", column)
+    turns = (*turns[:-1], {"role": "user", "content": prompt}) if turns else ()
+    for text in (prompt, *(turn["content"] for turn in turns)):
+        check_text(text, where)
+    answer = check_text(_text(row, "answer_column", config.answer_column), where)
+    return Problem(prompt, answer, columns, turns, where)
+
+
+def _turns(value: list[Any], where: str, config: TaskConfig) -> tuple[Turn, ...]:
+    """A conversation up to its last user turn. ConfigError for anything but turns of text."""
+    turns = []
+    for turn in value:
+        content = turn.get("content") if isinstance(turn, Mapping) else None
+        if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+            content = "".join(str(part["text"]) for part in content)
+        if not isinstance(content, str) or not isinstance(turn.get("role"), str):
+            raise ConfigError(f"task.question_column: {where} holds {turn!r:.60}; make it a turn with role and content")
+        turns.append({"role": turn["role"], "content": content})
+    asked = [number for number, turn in enumerate(turns, start=1) if turn["role"] == "user"]
+    if not asked or not turns[asked[-1] - 1]["content"].strip():
+        raise ConfigError(f"task.question_column: {where} has no user turn that asks something; drop the row")
+    if config.system_prompt is not None and turns[0]["role"] == "system":
+        raise ConfigError(f"task.system_prompt: {where} has a system turn of its own; set task.system_prompt to null")
+    return tuple(turns[: asked[-1]])
 
 
 def _text(row: Row, field: str, column: str) -> str:
     where, columns = row
-    if column not in columns:
-        there = ", ".join(map(str, columns))
-        raise ConfigError(f"task.{field}: no column {column!r} in {where}; set task.{field} to one of {there}")
-    value = columns[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+    value: Any = columns
+    for name in [column] if column in columns else column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            inner = [f"{outer}.{name}" for outer, held in columns.items() if isinstance(held, Mapping) for name in held]
+            there = ", ".join([*map(str, columns), *inner])
+            raise ConfigError(f"task.{field}: no column {column!r} in {where}; set task.{field} to one of {there}")
+        value = value[name]
+    is_number = (isinstance(value, int) and not isinstance(value, bool)) or (
+        isinstance(value, float | Decimal) and isfinite(value)
+    )
+    if not (is_number or isinstance(value, str)) or not str(value).strip():
         raise ConfigError(f"task.{field}: {column!r} is {value!r:.60} in {where}; make it a text or a number")
-    return str(value)
+    return format(Decimal(str(value)), "f") if is_number else str(value)  # 0.00001, not 1e-05
 
 
 def _split(whole: list[Problem], size: int) -> tuple[list[Problem], list[Problem]]:

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from overlaprl_ray.config.cli import build_config, fields, merge, read_yaml, suggest, validate
 from overlaprl_ray.config.grpo import Count, Group, Positive, Seed, Whole
+from overlaprl_ray.config.yaml_settings import nested
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tune.search_space import CASES, SearchSpace, is_domain, parse_search
 
@@ -76,8 +77,7 @@ def load_sweep(
     sweep = validate(Sweep, read_yaml(path), str(path))
     values = sweep.model_dump()
     values["name"] = sweep.name or Path(path).stem
-    if isinstance(sweep.base, str):
-        values["base"] = read_yaml(Path(path).parent / sweep.base)
+    values["base"] = nested(read_yaml(Path(path).parent / sweep.base) if isinstance(sweep.base, str) else sweep.base)
     given = {**(overrides or {}), **({"seed": {"grid": list(seeds)}} if seeds else {})}
     for name, value in given.items():
         _override(values, name, value)

@@ -27,7 +27,7 @@ from overlaprl_ray.tune.plan import TrialPlan, make_trial
 from overlaprl_ray.tune.search_space import Point
 from overlaprl_ray.tune.searchers import POINT
 from overlaprl_ray.tune.spec import Sweep
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 ERROR = "error.txt"  # one line about what ended a trial
 STOPPED = "stopped.txt"  # ASHA or tune.stop ended it

@@ -45,6 +45,7 @@ class Update:
         lag: int,
         draw: float = 0.0,
         reference: Tensor | None = None,
+        shared: bool = False,
     ):
         self.part, self.scheduler, self.lag, self.draw = part, scheduler, lag, draw
         self.reference = None if reference is None else reference[:, : part.logprobs.shape[1]]
@@ -54,10 +55,10 @@ class Update:
         everyone = torch.arange(len(part.rewards))
         computed = everyone if self.penalised else rows_with_signal(part)
         self.measured = torch.isin(everyone, computed)  # rows whose logprobs an update computes
-        self.micros: MicroBatches = micro_batches(part, config.grpo, config.judges_groups, computed)
+        self.micros: MicroBatches = micro_batches(part, config.grpo, config.judges_groups, computed, shared)
         self.skipped = everyone[~self.measured]
         whole = self.timing == "after" and scheduler.config.rule != "none"  # judged by all rows, whatever came of them
-        self.only_measured = micro_batches(part, config.grpo, rows=self.skipped) if whole else []
+        self.only_measured = micro_batches(part, config.grpo, rows=self.skipped, shared=shared) if whole else []
         self.gate: Gate | None = None
         self.proximal: Tensor | None = None  # (B, T) log π_prox
         self.done = False  # an iteration came to its end
