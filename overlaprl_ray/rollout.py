@@ -34,7 +34,8 @@ class Rollout:
     """One generated and scored batch (or a generator's share of it).
 
     `logprobs` are of the distribution that was sampled from (temperature applied); 0 where `completion_mask` is False.
-    `version` is the number of optimizer updates of the generating weights, `weights_step` the step they came after.
+    `version` is the number of optimizer updates of the generating weights, `weights_step` the step they came after. In
+    a stream weights change between tokens and these are of the oldest: no single policy has all of the `logprobs`.
     """
 
     batch: int
@@ -58,6 +59,9 @@ class Rollout:
     load: Span  # taking over the weights, before generating
     memory_gb: float
     fault: str | None = None  # why it cannot be trained on: its rewards failed
+    versions: Tensor | None = None  # (B, T) int64, of the weights that sampled each token; None: all `version`
+    stream: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the step's row says of its ticks
+    waited: float = 0.0  # seconds of `generate` spent waiting for weights
     unused: Unused | None = None  # where more was generated than is trained on
     # what reward functions logged by name, B values each
     logged: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
@@ -100,9 +104,32 @@ def pad_left(rows: Sequence[Sequence[int]], pad: int, width: int | None = None) 
     return ids, mask
 
 
+def pad_right(rows: Sequence[Sequence[float]], pad: float) -> tuple[Tensor, Tensor]:
+    """Number lists as (B, T) and a bool mask, padded on the right, as completions are."""
+    import torch
+
+    width = max(len(row) for row in rows)
+    values = torch.tensor([[*row, *[pad] * (width - len(row))] for row in rows])
+    return values, torch.tensor([[place < len(row) for place in range(width)] for row in rows])
+
+
 def position_ids(mask: Tensor) -> Tensor:
     """(B, L) int64 positions counted from each row's first real token; padding gets 0."""
     return (mask.long().cumsum(dim=1) - 1).clamp(min=0)
+
+
+def row_versions(rollout: Rollout) -> Tensor:
+    """(B,) version of each row's oldest token."""
+    if rollout.versions is None:
+        return rollout.groups.new_full(rollout.groups.shape, rollout.version)
+    return rollout.versions[:, 0]
+
+
+def crossed(rollout: Rollout) -> Tensor:
+    """(B,) bool: rows whose tokens are not all of one version."""
+    if rollout.versions is None:
+        return rollout.finished.new_zeros(rollout.finished.shape)
+    return ((rollout.versions != rollout.versions[:, :1]) & rollout.completion_mask).any(dim=1)
 
 
 def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
@@ -132,6 +159,7 @@ def rows_of(rollout: Rollout, rows: slice | Tensor) -> Rollout:
         advantages=cut(rollout.advantages),
         groups=cut(rollout.groups),
         finished=cut(rollout.finished),
+        versions=None if rollout.versions is None else cut(rollout.versions)[:, :right],
         prompts=pick(rollout.prompts),
         completions=pick(rollout.completions),
         answers=pick(rollout.answers),

@@ -22,6 +22,8 @@ from overlaprl_ray.runtime.actors import LearnerActor
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.runtime.serial import train_serially
 from overlaprl_ray.tasks import build_task
+from overlaprl_ray.tune.plan import check_trials, plan_trials
+from overlaprl_ray.tune.spec import load_sweep
 from overlaprl_ray.workers.build import build_sampler
 
 TEMPLATE = "{{ strftime_now('%d %b') }}:{% for m in messages %}{{ m['content'] }}{% endfor %}"
@@ -77,6 +79,21 @@ def test_a_run_is_not_continued_with_other_inputs(config, tmp_path, name, change
     assert train_serially(longer)["steps"] == 3
 
 
+def test_a_sweep_names_the_trials_that_were_run_with_other_inputs(config, tmp_path):
+    base = config.model_dump(mode="json") | {"output": {"tensorboard": False}}
+    sweep = {"base": base, "search": {"seed": {"grid": [0, 1]}}}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    (tmp_path / "day.txt").write_text("2001-02-03\n")
+    first, second = plan_trials(load_sweep(tmp_path / "sweep.yaml"), tmp_path).trials
+    assert check_trials([first, second]) == []
+    train_serially(first.config)
+    assert load_config(first.folder / "config.yaml").task.date == dt.date(2001, 2, 3)
+    assert check_trials([first, second]) == []
+    edit(tmp_path / "data.jsonl", '"20"', '"21"')
+    [line] = check_trials([first, second])
+    assert line == f"{first.name} has other inputs (problems); remove its folder to run it anew"
+
+
 def on(day, monkeypatch):
     class Day(dt.date):
         @classmethod
@@ -129,10 +146,12 @@ def test_a_chat_template_sees_the_runs_day(config, template, expected):
 
 @pytest.mark.parametrize("model", [{}, {"lora_r": 2}])
 def test_a_saved_model_stops_where_the_run_did(config, tmp_path, model):
-    """Its tokenizer's EOS is not the one of its generation settings."""
+    """Its tokenizer's EOS is not the one of its generation settings, which also set what greedy decoding ignores."""
     folder = Path(config.grpo.model_name)
     (folder / "chat_template.jinja").unlink()
     edit(folder / "tokenizer_config.json", '"eos_token": "<eos>"', '"eos_token": "3"')
+    settings = {"eos_token_id": 1, "do_sample": False, "temperature": 0.6, "top_p": 0.9}
+    (folder / "generation_config.json").write_text(json.dumps(settings))
     config = small(
         grpo=config.grpo.model_dump() | {"max_new_tokens": 12},
         model=model,
@@ -143,13 +162,12 @@ def test_a_saved_model_stops_where_the_run_did(config, tmp_path, model):
     actor = LearnerActor(config, 0.0, str(folder))
     actor.save(tmp_path / "final")
     saved = AutoModelForCausalLM.from_pretrained(tmp_path / "final" / "merged" if model else tmp_path / "final")
-    ends = {1, sampler.tokenizer.convert_tokens_to_ids("3")}
+    problems, ends = iter(sampler.task.train), {1, sampler.tokenizer.convert_tokens_to_ids("3")}
     stopped = set()
-    for problem in sampler.task.train:
-        ids = sampler.tokenizer(problem.prompt)["input_ids"]
+    while stopped != ends:
+        ids = sampler.tokenizer(next(problems).prompt)["input_ids"]
         out = sampler.engine.generate([ids], 12, 1.0)
         own = out.ids[0][out.mask[0]].tolist()
         theirs = saved.generate(torch.tensor([ids]), max_new_tokens=12, do_sample=False)[0, len(ids) :].tolist()
         assert theirs == own
         stopped |= ends & {own[-1]}
-    assert stopped == ends

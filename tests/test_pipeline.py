@@ -16,6 +16,7 @@ from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.runtime.actors import check_simulated
 from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.runtime.repeat import repeat
 from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.runtime.train import train
 from overlaprl_ray.runtime.weights import publish
@@ -73,6 +74,8 @@ def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
     assert all(made[step] < step for step in made)
     assert sum(made[step] > Schedule(lag).weights_step(step) for step in range(6, 17)) >= 8
     assert list(made) == list(range(1, 17))
+    assert [row["weights_step"] for row in rows] == list(made.values())
+    assert "16 steps repeated, every row equal" in repeat(tmp_path / "run")
 
 
 def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, monkeypatch):

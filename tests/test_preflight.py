@@ -11,29 +11,10 @@ from typing import Any
 import pytest
 import ray
 import torch
+import transformers as hf
 import yaml
 from rich.console import Console
-from transformers import (
-    AutoTokenizer,
-    BartConfig,
-    BertConfig,
-    CohereConfig,
-    DeepseekV4Config,
-    FalconH1Config,
-    Gemma2Config,
-    Gemma3Config,
-    Gemma3TextConfig,
-    GptOssConfig,
-    GraniteConfig,
-    Lfm2Config,
-    Llama4Config,
-    LlamaForCausalLM,
-    MistralConfig,
-    PreTrainedTokenizerBase,
-    Qwen3NextConfig,
-    RobertaConfig,
-    RwkvConfig,
-)
+from transformers import AutoTokenizer, LlamaForCausalLM, PreTrainedTokenizerBase
 
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.config.cli import build_config, merge
@@ -96,9 +77,10 @@ def jsonl(folder: Path, *rows: Any) -> str:
     return str(path)
 
 
-def change(folder: Path, name: str, **values: Any) -> None:
-    """Set entries of a JSON file of a model."""
-    (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | values))
+def of_own(model: Path, **task: Any) -> dict[str, Any]:
+    """Settings of a run on this model, and on questions beside it."""
+    data = {"task.name": "records", "task.path": jsonl(model.parent, *ROWS), "grpo.max_new_tokens": 8}
+    return {**data, "grpo.model_name": str(model), **{f"task.{name}": value for name, value in task.items()}}
 
 
 ROWS = [{"question": f"What is {i}?", "answer": str(i)} for i in range(20)]
@@ -113,81 +95,75 @@ def test_a_launch_that_is_refused_starts_and_leaves_nothing() -> None:
 # Models
 
 
-def no_folder(folder: Path) -> None:
-    shutil.rmtree(folder)
-    folder.write_text("no folder")
+def damage(folder: Path, files: dict[str, Any]) -> None:
+    """Replace files of a model, by pattern: by bytes, by what a function makes of them, or by nothing (None)."""
+    for pattern, content in files.items():
+        for path in list(folder.glob(pattern)) or [folder / pattern]:
+            made = content(path.read_bytes()) if callable(content) else content
+            path.unlink(missing_ok=True)
+            if made is not None:
+                path.write_bytes(made)
 
 
-def no_files(folder: Path) -> None:
-    for path in folder.iterdir():
-        path.unlink()
+def with_(**values: Any) -> Callable[[bytes], bytes]:
+    """JSON with these entries."""
+    return lambda text: json.dumps(json.loads(text) | values).encode()
 
 
-def write(name: str, content: bytes) -> Callable[[Path], Any]:
-    return lambda folder: (folder / name).write_bytes(content)
-
-
-def weights_cut(folder: Path) -> None:
-    (folder / "model.safetensors").write_bytes((folder / "model.safetensors").read_bytes()[:-100])
-
-
-def shard_lost(folder: Path) -> None:
-    (folder / "model.safetensors").rename(folder / "model-00001-of-00002.safetensors")
-    shards = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-
-
-def bin_only(folder: Path) -> None:
-    (folder / "model.safetensors").unlink()
-    torch.save({}, folder / "pytorch_model.bin")
-
-
-def foreign_code(folder: Path) -> None:
-    (folder / "config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
-    (folder / "own.py").write_text("raise SystemExit('foreign code was run')")
-
-
-def no_tokenizer(folder: Path) -> None:
-    for path in folder.glob("tokenizer*"):
-        path.unlink()
-
-
-def no_eos(folder: Path) -> None:
-    change(folder, "config.json", eos_token_id=None)
-    change(folder, "tokenizer_config.json", eos_token=None)
+SHARDS = [f"model-0000{i}-of-00002.safetensors" for i in (1, 2)]
+BUFFER = io.BytesIO()
+torch.save({}, BUFFER)
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    ("files", "said"),
     [
-        (shutil.rmtree, "there is no such folder"),
-        (no_files, "config.json is missing"),
-        (no_folder, "there is no such folder"),
-        (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (bin_only, "model.safetensors is missing"),
-        (weights_cut, "model.safetensors is damaged"),
-        (write("model.safetensors", b""), "model.safetensors is damaged"),
-        (shard_lost, "model-00002-of-00002.safetensors is missing"),
-        (write("config.json", b"{"), "cannot be loaded (Expecting"),
-        (write("config.json", b""), "cannot be loaded (Expecting"),
-        (write("config.json", b"[]"), "config.json names no model_type"),
-        (write("config.json", b"{}"), "config.json names no model_type"),
-        (write("config.json", b'{"model_type": "nothing-like-it"}'), "nothing-like-it"),
-        (write("config.json", b'{"model_type": "llama", "hidden_size": "wide"}'), "cannot be loaded"),
-        (foreign_code, "cannot be loaded"),
-        (write("tokenizer.json", b"{"), "no tokenizer"),
-        (no_tokenizer, "no tokenizer"),
-        (no_eos, "EOS"),
+        ({"*": None}, "config.json is missing"),
+        ({"model.safetensors": None}, "model.safetensors is missing"),
+        ({"model.safetensors": None, "pytorch_model.bin": BUFFER.getvalue()}, "model.safetensors is missing"),
+        ({"model.safetensors": lambda whole: whole[:-100]}, "model.safetensors is damaged"),
+        ({"model.safetensors": b""}, "model.safetensors is damaged"),
+        (
+            {
+                "model.safetensors": None,
+                "model.safetensors.index.json": json.dumps({"weight_map": dict.fromkeys(SHARDS, SHARDS[1])}).encode(),
+            },
+            "model-00002-of-00002.safetensors is missing",
+        ),
+        ({"config.json": b"{"}, "cannot be loaded (Expecting"),
+        ({"config.json": b""}, "cannot be loaded (Expecting"),
+        ({"config.json": b"[]"}, "config.json names no model_type"),
+        ({"config.json": b"{}"}, "config.json names no model_type"),
+        ({"config.json": b'{"model_type": "nothing-like-it"}'}, "nothing-like-it"),
+        ({"config.json": b'{"model_type": "llama", "hidden_size": "wide"}'}, "cannot be loaded"),
+        (
+            {
+                "config.json": b'{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}',
+                "own.py": b"raise SystemExit",
+            },
+            "cannot be loaded",
+        ),
+        ({"tokenizer.json": b"{"}, "no tokenizer"),
+        ({"tokenizer*": None}, "no tokenizer"),
+        ({"config.json": with_(eos_token_id=None), "tokenizer_config.json": with_(eos_token=None)}, "EOS"),
     ],
 )
-def test_broken_model_folders(model: Path, damage: Callable[[Path], None], said: str) -> None:
-    damage(model)
+def test_broken_model_folders(model: Path, files: dict[str, Any], said: str) -> None:
+    damage(model, files)
     message = refusal({"grpo.model_name": str(model)})
     assert message.startswith("grpo.model_name")
     assert said in message
     if said != "EOS":
         assert str(model) in message
         assert "give 'tiny', a folder" in message or "save one beside the model" in message
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_no_model_folder(model: Path, file: bool) -> None:
+    shutil.rmtree(model)
+    if file:
+        model.write_text("no folder")
+    assert f"'{model}': cannot be loaded (there is no such folder)" in refusal({"grpo.model_name": str(model)})
 
 
 def quantised(method: str) -> Any:
@@ -199,18 +175,18 @@ def quantised(method: str) -> Any:
 @pytest.mark.parametrize(
     ("architecture", "said"),
     [
-        (BertConfig(), "a bert has an encoder"),
-        (RobertaConfig(), "a roberta has an encoder"),
-        (BertConfig(is_decoder=True), "a bert has an encoder"),  # its output head is not linear, either
-        (BartConfig(), "a bart has an encoder"),
-        (Gemma3Config(), "a gemma3 has parts beside its language model"),
-        (Llama4Config(), "a llama4 has parts beside its language model"),
+        (hf.BertConfig(), "a bert has an encoder"),
+        (hf.RobertaConfig(), "a roberta has an encoder"),
+        (hf.BertConfig(is_decoder=True), "a bert has an encoder"),  # its output head is not linear, either
+        (hf.BartConfig(), "a bart has an encoder"),
+        (hf.Gemma3Config(), "a gemma3 has parts beside its language model"),
+        (hf.Llama4Config(), "a llama4 has parts beside its language model"),
         (quantised("bitsandbytes"), "its weights are quantised (bitsandbytes) and cannot be trained"),
         (quantised("gptq"), "its weights are quantised (gptq) and cannot be trained"),
         (quantised("fp8"), "its weights are quantised (fp8) and cannot be trained"),
-        (Gemma2Config(), "a gemma2 with final_logit_softcapping = 30.0"),
-        (GraniteConfig(logits_scaling=8.0), "a granite with logits_scaling = 8.0"),
-        (CohereConfig(), "a cohere with logit_scale = 0.0625"),
+        (hf.Gemma2Config(), "a gemma2 with final_logit_softcapping = 30.0"),
+        (hf.GraniteConfig(logits_scaling=8.0), "a granite with logits_scaling = 8.0"),
+        (hf.CohereConfig(), "a cohere with logit_scale = 0.0625"),
     ],
 )
 @pytest.mark.parametrize("field", ["grpo.model_name", "model.reference"])
@@ -224,11 +200,11 @@ def test_models_that_are_not_plain_language_models(model: Path, field: str, arch
 @pytest.mark.parametrize(
     ("architecture", "said"),
     [
-        (Qwen3NextConfig(), "its LinearAttentionLayer keeps more"),
-        (Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "its LinearAttentionLayer"),
-        (FalconH1Config(), "its LinearAttentionAndFullAttentionLayer keeps more"),
-        (DeepseekV4Config(), "its DeepseekV4HCACache keeps more"),
-        (RwkvConfig(), "RwkvForCausalLM takes none"),
+        (hf.Qwen3NextConfig(), "its LinearAttentionLayer keeps more"),
+        (hf.Lfm2Config(num_hidden_layers=2, layer_types=["conv", "full_attention"]), "its LinearAttentionLayer"),
+        (hf.FalconH1Config(), "its LinearAttentionAndFullAttentionLayer keeps more"),
+        (hf.DeepseekV4Config(), "its DeepseekV4HCACache keeps more"),
+        (hf.RwkvConfig(), "RwkvForCausalLM takes none"),
     ],
 )
 def test_a_cache_that_rows_cannot_be_dropped_from(model: Path, architecture: Any, said: str) -> None:
@@ -241,13 +217,18 @@ def test_a_cache_that_rows_cannot_be_dropped_from(model: Path, architecture: Any
 
 @pytest.mark.parametrize(
     "architecture",
-    [GraniteConfig(), CohereConfig(logit_scale=1.0), Gemma2Config(final_logit_softcapping=None), Gemma3TextConfig()],
+    [
+        hf.GraniteConfig(),
+        hf.CohereConfig(logit_scale=1.0),
+        hf.Gemma2Config(final_logit_softcapping=None),
+        hf.Gemma3TextConfig(),
+    ],
 )
 def test_caps_and_factors_that_are_off_pass(architecture: Any) -> None:
     check_logits(architecture, "some/model", "grpo.model_name")
 
 
-@pytest.mark.parametrize("architecture", [MistralConfig(sliding_window=8), Gemma3TextConfig(), GptOssConfig()])
+@pytest.mark.parametrize("architecture", [hf.MistralConfig(sliding_window=8), hf.Gemma3TextConfig(), hf.GptOssConfig()])
 def test_sliding_windows_pass(architecture: Any) -> None:
     check_cache(architecture, "some/model")
 
@@ -259,16 +240,16 @@ def test_a_whole_model_folder_passes_and_loads(model: Path) -> None:
 
 @pytest.mark.parametrize("eos", [1, [1, 2]])
 def test_a_tokenizer_without_pad_and_eos_pads_with_the_models_eos(model: Path, eos: int | list[int]) -> None:
-    change(model, "tokenizer_config.json", pad_token=None, eos_token=None)
-    change(model, "config.json", eos_token_id=eos)
+    without_special = with_(pad_token=None, eos_token=None)
+    damage(model, {"tokenizer_config.json": without_special, "config.json": with_(eos_token_id=eos)})
     checked({"grpo.model_name": str(model), "grpo.max_new_tokens": 8})
     assert load_tokenizer(str(model)).pad_token_id == 1
 
 
 @pytest.mark.parametrize("eos", [None, 10**6])
 def test_nothing_to_pad_with(model: Path, eos: int | None) -> None:
-    change(model, "tokenizer_config.json", pad_token=None, eos_token=None)
-    change(model, "config.json", eos_token_id=eos)
+    without_special = with_(pad_token=None, eos_token=None)
+    damage(model, {"tokenizer_config.json": without_special, "config.json": with_(eos_token_id=eos)})
     message = refusal({"grpo.model_name": str(model)})
     assert message.startswith(f"grpo.model_name = '{model}': its tokenizer has no pad token")
     assert message.endswith("set pad_token in its tokenizer_config.json")
@@ -282,9 +263,9 @@ def one_more(**special: str) -> Callable[[PreTrainedTokenizerBase], Any]:
 @pytest.mark.parametrize(
     ("add", "embeddings", "said"),
     [
-        (one_more(), 99, "training problem "),
+        (one_more(), 99, "{data}, line "),
         (one_more(pad_token="[PAD]"), 99, "its pad token '[PAD]' has the id 99, but the model embeds 99 tokens"),
-        (one_more(), 90, "training problem "),  # a smaller model
+        (one_more(), 90, "{data}, line "),  # a smaller model
         (one_more(eos_token="<|im_end|>"), 99, "the ids of its EOS tokens, [99], are beyond the model's 99"),
     ],
 )
@@ -294,10 +275,9 @@ def test_tokens_that_the_model_does_not_embed(
     tokenizer = AutoTokenizer.from_pretrained(model)
     add(tokenizer)
     tokenizer.save_pretrained(model)
-    change(model, "config.json", vocab_size=embeddings, eos_token_id=None)
-    settings = {"task.name": "records", "task.path": jsonl(tmp_path, *ROWS), "grpo.model_name": str(model)}
-    message = refusal({**settings, "grpo.max_new_tokens": 8})
-    assert message.startswith(f"grpo.model_name = '{model}': {said}")
+    damage(model, {"config.json": with_(vocab_size=embeddings, eos_token_id=None)})
+    message = refusal(of_own(model))
+    assert message.startswith(f"grpo.model_name = '{model}': {said.format(data=tmp_path / 'data.jsonl')}")
     assert "; give the tokenizer" in message or "; set " in message
 
 
@@ -316,12 +296,9 @@ def test_tokens_that_the_model_does_not_embed(
         ("{{ messages[5]['content'] }}", None, "its chat template fails for prompt 'What is ", "(UndefinedError: "),
     ],
 )
-def test_chat_templates_that_raise(
-    model: Path, tmp_path: Path, template: str, system: str | None, blamed: str, reason: str
-) -> None:
+def test_chat_templates_that_raise(model: Path, template: str, system: str | None, blamed: str, reason: str) -> None:
     (model / "chat_template.jinja").write_text(template)
-    settings = {"task.name": "records", "task.path": jsonl(tmp_path, *ROWS), "grpo.model_name": str(model)}
-    message = refusal({**settings, "task.system_prompt": system, "grpo.max_new_tokens": 8})
+    message = refusal(of_own(model, system_prompt=system))
     assert message.removeprefix(f"grpo.model_name = '{model}': ").startswith(blamed)
     assert reason in message
 
@@ -333,17 +310,20 @@ def test_sharded_weights_pass(model: Path) -> None:
     inputs.check_model_files(str(model), "grpo.model_name")
 
 
-def test_a_broken_reference_is_blamed_on_its_own_setting(model: Path) -> None:
-    (model / "model.safetensors").unlink()
-    assert refusal({"model.reference": str(model)}).startswith(f"model.reference = '{model}'")
-    checked({"model.reference": str(model), "grpo.beta": 0.0})  # none is needed
-
-
-def test_a_reference_with_another_vocabulary(model: Path) -> None:
-    change(model, "config.json", vocab_size=200)
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"model.safetensors": None}, "model.safetensors is missing"),
+        ({"config.json": with_(vocab_size=200)}, "200 tokens against 99"),
+        ({"config.json": with_(max_position_embeddings=10)}, "window of 10 "),
+    ],
+)
+def test_a_reference_that_does_not_fit(model: Path, files: dict[str, Any], said: str) -> None:
+    damage(model, files)
     message = refusal({"model.reference": str(model)})
-    assert message.startswith("model.reference")
-    assert "200 tokens against 99" in message
+    assert said in message
+    assert message.startswith("model.reference = " if "window" not in said else "grpo.max_new_tokens = 5")
+    checked({"model.reference": str(model), "grpo.beta": 0.0})  # none is needed
 
 
 @pytest.mark.parametrize("name", ["no-such-model", "no/such", "a/b/c", "what ever", "x" * 5000, "~nobody-at-all/x"])
@@ -421,10 +401,7 @@ def test_bad_data(tmp_path: Path, rows: list[Any] | None, settings: dict[str, An
         ({"task.rewards": ["json:lods"]}, ["json has no function 'lods'", "did you mean 'loads'?"]),
         ({"task.rewards": ["math", "math"], "task.reward_weights": [1, 2]}, ["'math' is there twice"]),
         ({"grpo.max_new_tokens": 510}, ["grpo.max_new_tokens = 510", "6 tokens", "window of 512", "lower it"]),
-        (
-            {"task.prompt_template": "x" * 600 + "{a}"},
-            ["has 602 tokens", "set task.max_prompt_tokens to 507"],
-        ),
+        ({"task.prompt_template": "x" * 600 + "{a}"}, ["has 602 tokens", "set task.max_prompt_tokens to 507"]),
     ],
 )
 def test_bad_tasks_rewards_and_lengths(settings: dict[str, Any], said: list[str]) -> None:
@@ -473,8 +450,8 @@ def test_prompts_that_are_too_long_are_counted_named_and_left_out_on_request(tmp
     message = refusal(data)
     for part in (
         "4 of 40 prompts do not fit the model's window of 512 beside it",
-        "(training problem 4, training problem 18, held-out problem 4, held-out problem 18; the longest has 600 tokens",
-        "lower it, set task.max_prompt_tokens to 507 to leave them out",
+        "line 4, {0}, line 18, {0}, line 4, {0}, line 18; the longest has 600 tokens".format(tmp_path / "data.jsonl"),
+        "set task.max_prompt_tokens to 507 to leave them out, lower it",
     ):
         assert part in message
     task = checked({**data, "task.max_prompt_tokens": 507}).task
@@ -484,59 +461,51 @@ def test_prompts_that_are_too_long_are_counted_named_and_left_out_on_request(tmp
     assert "39: nothing is left to train on, or held out; raise it" in refusal({**data, "task.max_prompt_tokens": 39})
 
 
-def test_the_references_window_counts_too(model: Path) -> None:
-    change(model, "config.json", max_position_embeddings=10)
-    assert "window of 10 " in refusal({"model.reference": str(model)})
-    checked({"model.reference": str(model), "grpo.max_new_tokens": 4})
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # Resources and places
 
 
-@pytest.mark.parametrize("share", ["generator_gpu", "reference_gpu", "learner_gpu"])
-def test_a_gpu_share_without_a_gpu(monkeypatch: pytest.MonkeyPatch, share: str) -> None:
-    monkeypatch.setattr(preflight, "available_gpus", lambda: 0.0)
-    message = refusal({f"resources.{share}": 0.5})
+@pytest.mark.parametrize(
+    ("gpus", "shares", "said"),
+    [
+        (0.0, {"generator_gpu": 0.5}, "generator_gpu = 0.5"),
+        (0.0, {"reference_gpu": 0.5}, "there are 0; set them to 0 or null"),
+        (0.0, {"learner_gpu": 0.5}, "learner_gpu = 0.5: 0.5 GPU in all, but there are 0; set them to 0 or null"),
+        (1.0, {"generator_gpu": 0.5, "learner_gpu": 0.6}, "1.25 GPU in all, but there are 1; lower the shares"),
+    ],
+)
+def test_more_than_the_gpus_hold(monkeypatch: pytest.MonkeyPatch, gpus: float, shares: Any, said: str) -> None:
+    monkeypatch.setattr(preflight, "available_gpus", lambda: gpus)
+    message = refusal({f"resources.{name}": share for name, share in shares.items()})
     assert message.startswith("resources.")
-    assert f"{share} = 0.5" in message
-    assert "there are 0; set them to 0 or null" in message
-
-
-def test_more_than_one_gpu_holds(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preflight, "available_gpus", lambda: 1.0)
-    message = refusal({"resources.generator_gpu": 0.5, "resources.learner_gpu": 0.6})
-    assert "1.25 GPU in all, but there are 1; lower the shares" in message
-
-
-def test_a_folder_of_another_run() -> None:
-    Path("mine").mkdir()
-    Path("mine/keep.txt").write_text("kept")
-    assert refusal({"output.dir": "mine"}) == (
-        "output.dir = 'mine': holds another run or other files; give a new folder, or --resume 'mine'"
-    )
-    assert Path("mine/keep.txt").read_text() == "kept"
-
-
-@pytest.mark.parametrize("folder", ["keep.txt", "keep.txt/run", "keep.txt/a/b"])
-def test_a_folder_below_a_file(folder: str) -> None:
-    Path("keep.txt").write_text("kept")
-    message = refusal({"output.dir": folder})
-    assert message.startswith(f"output.dir = '{folder}'")
-    assert "keep.txt' is no folder; give another folder" in message
-
-
-def test_a_folder_that_cannot_be() -> None:
-    assert "is no path" in refusal({"output.dir": "x" * 5000})
+    assert said in message
+    assert all(f"{name} = {share}" in message for name, share in shares.items())
 
 
 @pytest.mark.parametrize(
-    ("settings", "place"), [({"output.dir": "a/b"}, "output.dir = 'a/b'"), ({}, "output.dir (null)")]
+    ("folder", "said"),
+    [
+        ("mine", "output.dir = 'mine': holds another run or other files; give a new folder, or --resume 'mine'"),
+        ("mine/keep.txt", "mine/keep.txt' is no folder; give another folder"),
+        ("mine/keep.txt/run", "mine/keep.txt' is no folder; give another folder"),
+        ("mine/keep.txt/a/b", "mine/keep.txt' is no folder; give another folder"),
+        ("x" * 5000, "is no path"),
+    ],
 )
-def test_a_place_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, settings: dict, place: str) -> None:
+def test_folders_that_cannot_be(folder: str, said: str) -> None:
+    Path("mine").mkdir()
+    Path("mine/keep.txt").write_text("kept")
+    message = refusal({"output.dir": folder})
+    assert message.startswith(f"output.dir = '{folder}'")
+    assert said in message
+    assert Path("mine/keep.txt").read_text() == "kept"
+
+
+@pytest.mark.parametrize(("folder", "place"), [("a/b", "output.dir = 'a/b'"), (None, "output.dir (null)")])
+def test_a_place_that_cannot_be_written_to(monkeypatch: pytest.MonkeyPatch, folder: str | None, place: str) -> None:
     real = os.access
     monkeypatch.setattr(os, "access", lambda path, mode: not mode & os.W_OK and real(path, mode))  # root may always
-    message = refusal(settings)
+    message = refusal({"output.dir": folder})
     assert message.startswith(place)
     assert message.endswith("cannot be written to; give another folder")
 

@@ -117,9 +117,9 @@ def test_unusual_runs_equal_replay_too(local_ray, tmp_path, groups):
         assert_same((ray_rows, ray_weights), (cumulative(rows), weights))
 
 
-def test_latest_cannot_be_replayed():
+def test_latest_cannot_be_replayed_without_a_record():
     config = small(pipeline={"schedule": "latest"})
-    with pytest.raises(ConfigError, match="only 'exact'"):
+    with pytest.raises(ConfigError, match="give the record"):
         replay(config)
 
 

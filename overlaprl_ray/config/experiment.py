@@ -8,7 +8,7 @@
 
 import datetime as dt
 import json
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -25,6 +25,7 @@ from overlaprl_ray.config.grpo import (
     Whole,
 )
 from overlaprl_ray.config.model import ModelConfig
+from overlaprl_ray.config.pipeline import PipelineConfig
 from overlaprl_ray.config.staleness import StalenessConfig
 
 
@@ -103,28 +104,6 @@ class TaskConfig(Group):
         return self
 
 
-class PipelineConfig(Group):
-    """When things happen."""
-
-    mode: Literal["sync", "async", "staleness", "overlap"] = Field(
-        "overlap",
-        description="sync: no overlap; async: generate ahead; staleness: and judge stale batches; overlap: and score "
-        "with the reference meanwhile",
-    )
-    lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
-    late_share: Share = Field(
-        0.0, description="chance of a late batch, made with weights late_lag steps older than its lag says, 0 to 1"
-    )
-    late_lag: int = Field(8, ge=1, le=64, description="how much older the weights of a late batch are, steps, 1 to 64")
-    schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
-    timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
-    max_restarts: Whole = Field(3, description="actors that may die and be restarted in one run, >= 0")
-    on_fault: Literal["stop", "skip"] = Field(
-        "stop",
-        description="a batch with failing rewards or a gradient that is not finite ends the run, or is skipped",
-    )
-
-
 class ResourcesConfig(Group):
     """What each actor gets. GPU shares are of one device; null = none without a GPU, a share that fits with one."""
 
@@ -192,6 +171,8 @@ class ExperimentConfig(Group):
                 f"output.checkpoint_every={self.output.checkpoint_every} cannot be combined with pipeline.late_share="
                 f"{self.pipeline.late_share}: no checkpoint holds weights so old; set it to 0"
             )
+        if self.pipeline.generation == "stream":
+            self._check_stream()
         if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
             raise ValueError(
                 f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
@@ -209,6 +190,27 @@ class ExperimentConfig(Group):
                 f"{tiny.heads} makes {tiny.hidden // tiny.heads}; try heads=2 and hidden=64"
             )
         return self
+
+    def _check_stream(self) -> None:
+        slots, group = self.pipeline.slots, self.grpo.group_size
+        for name, value, wrong, right in (
+            ("model.engine", self.model.engine, self.model.engine == "vllm", "hf"),
+            ("resources.num_generators", self.resources.num_generators, self.resources.num_generators > 1, 1),
+            ("grpo.oversample", self.grpo.oversample, self.grpo.oversample > 1, 1),
+            ("pipeline.late_share", self.pipeline.late_share, self.late_lag > 0, 0),
+        ):
+            if wrong:
+                raise ValueError(
+                    f"{name}={value} cannot be combined with pipeline.generation=stream; set it to {right}"
+                )
+        every, refresh = self.output.checkpoint_every, self.pipeline.refresh_every
+        if every and (not refresh or every % refresh):
+            raise ValueError(
+                f"output.checkpoint_every={every} must be a multiple of pipeline.refresh_every={refresh}: a checkpoint "
+                "can hold rows that run only where their caches are computed anew; change one of them"
+            )
+        if slots is not None and slots < group:
+            raise ValueError(f"pipeline.slots={slots} holds no group of grpo.group_size={group}; raise it to that")
 
     @property
     def lag(self) -> int:

@@ -9,6 +9,7 @@ import inspect
 from typing import Any
 
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING, DynamicCache
+from transformers.cache_utils import DynamicLayer
 
 from overlaprl_ray.errors import ConfigError
 
@@ -66,6 +67,16 @@ def check_cache(architecture: Any, name: str) -> None:
         raise _uncached(architecture, name, f"none can be made, {type(error).__name__}: {error}") from error
     if kept:
         raise _uncached(architecture, name, f"its {kept[0].__name__} keeps more than keys and values")
+
+
+def check_joinable(architecture: Any, name: str) -> None:
+    """Refuse a model whose cache has layers of other lengths than the text: a stream joins rows column by column."""
+    kinds = {type(layer) for layer in DynamicCache(config=architecture).layers}
+    if others := sorted(kind.__name__ for kind in kinds - {DynamicLayer}):
+        raise ConfigError(
+            f"grpo.model_name = '{name}': cache rows of a {architecture.model_type} cannot be joined ({others[0]}), as "
+            "pipeline.generation = 'stream' has to; use batch, or a model with full attention in every layer"
+        )
 
 
 def _uncached(architecture: Any, name: str, fault: str) -> ConfigError:

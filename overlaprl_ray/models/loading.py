@@ -28,6 +28,7 @@ from overlaprl_ray.models.tiny import tiny_config, tiny_tokenizer
 
 disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
 Module = TypeVar("Module", bound=torch.nn.Module)
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
@@ -136,8 +137,14 @@ def eos_ids(model_config: Any, tokenizer: PreTrainedTokenizerBase, generation_co
 
 
 def export_eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Have what is saved of a model stop where the run did: `generate` looks at the generation settings alone."""
-    model.generation_config.eos_token_id = list(eos_ids(model.config, tokenizer, model.generation_config))
+    """Have what is saved of a model stop where the run did: `generate` looks at the generation settings alone.
+
+    Many models come with flags of sampling that are not in use, with which transformers would refuse to save them.
+    """
+    settings = model.generation_config
+    settings.eos_token_id = list(eos_ids(model.config, tokenizer, settings))
+    if not settings.do_sample:
+        settings.update(**dict.fromkeys(SAMPLING))
 
 
 def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: Any, name: str) -> None:

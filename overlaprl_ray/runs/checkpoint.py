@@ -20,7 +20,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.identity import check_algorithm, config_hash, free_setting
 
 FORMAT = 1
-MANIFEST, TRAINER, ROLLOUTS, WEIGHTS = "manifest.json", "trainer.pt", "rollouts.pt", "weights.pt"
+MANIFEST, TRAINER, ROLLOUTS, WEIGHTS, STREAM = "manifest.json", "trainer.pt", "rollouts.pt", "weights.pt", "stream.pt"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -140,7 +140,8 @@ def _leads_to(checkpoint: Checkpoint, config: ExperimentConfig) -> bool:
     step, num_steps = checkpoint.step, config.grpo.num_steps
     following = set(range(step + 1, last_older_batch(step, config.lag, num_steps) + 1))
     unmade = following - set(checkpoint.batches)
-    sources = {max(0, batch - 1 - config.lag) for batch in unmade} if config.pipeline.schedule == "exact" else set()
+    planned = config.pipeline.schedule == "exact" and config.pipeline.generation == "batch"
+    sources = {max(0, batch - 1 - config.lag) for batch in unmade} if planned else set()
     return step <= num_steps and set(checkpoint.batches) <= following and sources <= {*checkpoint.weights, step}
 
 

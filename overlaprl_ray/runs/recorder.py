@@ -6,7 +6,6 @@ recorder.add_step(result); recorder.add_evaluation(evaluation); recorder.finish(
 
 import dataclasses
 import json
-import math
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -18,7 +17,7 @@ import yaml
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Span
-from overlaprl_ray.runs.files import cut_back, last_step, replace_text, writing
+from overlaprl_ray.runs.files import as_json, cut_back, last_step, replace_text, writing
 from overlaprl_ray.runs.gantt import figure_of
 from overlaprl_ray.runs.loggers import RunLoggers
 from overlaprl_ray.runs.notices import floor_notice, notices, signal_notice
@@ -176,6 +175,8 @@ class Recorder:
         last = self.rows[-1] if self.rows else {"tokens": 0, "samples": 0}
         metrics, times = dict(result.metrics), self._times(result.spans)
         tokens = metrics.pop("tokens")
+        times["time/generate"] -= result.waited
+        times["time/generator_wait"] += result.waited
         return {
             "step": metrics.pop("step"),
             "version": metrics.pop("version"),
@@ -209,10 +210,8 @@ class Recorder:
         }
 
     def _append(self, name: str, row: dict[str, Any]) -> None:
-        # JSON has neither NaN nor infinity
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
         with writing(self.folder), (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(clean, ensure_ascii=False, allow_nan=False) + "\n")
+            file.write(as_json(row) + "\n")
 
 
 def _length(span: Span) -> float:

@@ -23,7 +23,7 @@ from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.identity import ALGORITHM, config_hash, free_setting
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.rollout import Rollout
-from overlaprl_ray.runs.checkpoint import FORMAT, ROLLOUTS, TRAINER, WEIGHTS, scratch_of, synced, write_manifest
+from overlaprl_ray.runs.checkpoint import FORMAT, ROLLOUTS, STREAM, TRAINER, WEIGHTS, scratch_of, synced, write_manifest
 from overlaprl_ray.workers.learner import Learner
 
 
@@ -51,22 +51,31 @@ class CheckpointWriter:
 
         self.begun[step] = learner.version, self.thread.submit(write)
 
+    def abandon(self, run: Path, step: int) -> None:
+        """Remove one that cannot be completed."""
+        _, files = self.begun.pop(step)
+        concurrent.futures.wait([files])
+        shutil.rmtree(scratch_of(run, step), ignore_errors=True)
+
     def complete(
         self,
         run: Path,
         step: int,
         batches: Sequence[Sequence[Rollout]],
         weights: Mapping[int, tuple[int, dict[str, Tensor]]] = MappingProxyType({}),
+        stream: dict[str, Any] | None = None,
     ) -> None:
         """Add the rollouts of the batches after it (each as its generators' shares), the manifest, and sync to disk.
 
         `weights`: older ones that batches beyond the run's end would be made from, as step -> (version, weights).
+        `stream`: the state of the generator's stream when it took over the weights of this step.
         """
         folder, (version, files) = scratch_of(run, step), self.begun.pop(step)
         try:
             written = files.result()
             added: dict[str, Any] = {ROLLOUTS: [[vars(share) for share in shares] for shares in batches]}
             added |= {WEIGHTS: dict(weights)} if weights else {}
+            added |= {STREAM: stream} if stream else {}
             for name, content in added.items():
                 torch.save(content, folder / name)
             stamp = {
@@ -98,6 +107,11 @@ def load_trainer(path: Path) -> dict[str, Any]:
 def load_rollouts(path: Path) -> list[list[Rollout]]:
     """The rollouts of the batches after the checkpoint, each as its generators' shares."""
     return [[Rollout(**share) for share in shares] for shares in torch.load(path / ROLLOUTS, weights_only=True)]
+
+
+def load_stream(path: Path) -> dict[str, Any]:
+    """The state of the generator's stream (see `StreamSampler.state`)."""
+    return torch.load(path / STREAM, weights_only=True)
 
 
 def load_weights(path: Path) -> dict[int, tuple[int, dict[str, Tensor]]]:

@@ -61,7 +61,7 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
         published = builtin_parameters(config.model.tiny) * (4 if config.model.dtype == "float32" else 2)
         check_memory(plan, config, published)
         return Preflight(task, plan, published)
-    from overlaprl_ray.models.architecture import check_cache
+    from overlaprl_ray.models.architecture import check_cache, check_joinable
     from overlaprl_ray.models.loading import check_model, check_tokenizer, load_tokenizer, published_bytes
     from overlaprl_ray.models.lora import check_lora
     from overlaprl_ray.workers.generator import check_prompts
@@ -69,6 +69,8 @@ def check_models(config: ExperimentConfig, task: Task, plan: Plan) -> Preflight:
     model = check_model(name, "grpo.model_name", config.model.tiny)
     if config.model.engine != "vllm":
         check_cache(model, name)
+    if config.pipeline.generation == "stream":
+        check_joinable(model, name)
     if config.model.lora_r:
         check_lora(config.model, model)
     tokenizer = load_tokenizer(name, config.task.date)

@@ -62,25 +62,29 @@ def without_long_prompts(task: Task, most: int, encoded: Encoder) -> Task:
 
 def check_lengths(config: ExperimentConfig, task: Task, encoded: Encoder, window: int | None, vocabulary: int) -> None:
     """Every prompt has tokens, all of which the model embeds, and leaves room for the longest completion."""
-    sizes: dict[str, int] = {}  # tokens by place
-    longest, tokens = "", 0
+    places = [
+        (problem, problem.where or f"{split} problem {number}")
+        for split, problems in (("training", task.train), ("held-out", task.heldout))
+        for number, problem in enumerate(problems, start=1)
+    ]
     room = None if window is None else window - config.grpo.max_new_tokens
-    for split, problems in (("training", task.train), ("held-out", task.heldout)):
-        for number, problem in enumerate(problems, start=1):
-            place, ids = problem.where or f"{split} problem {number}", encoded(problem)
-            if not ids or max(ids) >= vocabulary:
-                fault = f"has token {max(ids)}, but the model embeds {vocabulary}" if ids else "has no tokens"
-                raise ConfigError(
-                    f"grpo.model_name = '{config.grpo.model_name}': {place}, {problem.prompt!r:.60}, {fault}; "
-                    f"{'give the tokenizer that the model was trained with' if ids else 'drop it'}"
-                )
-            sizes[place] = len(ids)
-            if len(ids) > tokens:
-                longest, tokens = problem.prompt, len(ids)
-    if long := [place for place, size in sizes.items() if room is not None and size > room]:
+    tokens, longest, long = 0, "", []
+    for problem, place in places:
+        ids = encoded(problem)
+        if not ids or max(ids) >= vocabulary:
+            fault = f"has token {max(ids)}, but the model embeds {vocabulary}" if ids else "has no tokens"
+            raise ConfigError(
+                f"grpo.model_name = '{config.grpo.model_name}': {place}, {problem.prompt!r:.60}, {fault}; "
+                f"{'give the tokenizer that the model was trained with' if ids else 'drop it'}"
+            )
+        if len(ids) > tokens:
+            tokens, longest = len(ids), problem.prompt
+        if room is not None and len(ids) > room:
+            long.append(place)
+    if long:
         leave_out = f"set task.max_prompt_tokens to {room} to leave them out, " if room and room > 0 else ""
         raise ConfigError(
-            f"grpo.max_new_tokens = {config.grpo.max_new_tokens}: {len(long)} of {len(sizes)} prompts do not fit the "
+            f"grpo.max_new_tokens = {config.grpo.max_new_tokens}: {len(long)} of {len(places)} prompts do not fit the "
             f"model's window of {window} beside it ({', '.join(long[:5])}; the longest has {tokens} tokens, "
             f"{longest!r:.60}); {leave_out}lower it, or use a model with a longer window"
         )

@@ -57,7 +57,8 @@ class Recovery:
             raise RunError(f"{death} (every actor is alive, so an object of the run was lost)")
         if self.restarts + len(dead) > limit:
             raise RunError(f"{death} (pipeline.max_restarts = {limit} is used up)")
-        roles = self.actors.roles if self.mps and dead else dead
+        stream = graph.schedule.stream
+        roles = self.actors.roles if (self.mps or stream) and dead else dead
         if "learner" in roles:
             self._check_repeatable(death)
             self.learner_behind = True
@@ -66,7 +67,8 @@ class Recovery:
             name = f"{self.actors.run}/{role}"
             self.say(f"{name} died; restarting it ({self.restarts} of {limit} restarts): {death}")
         if others := [role for role in roles if role not in dead]:
-            self.say(f"restarting {', '.join(others)} too: under CUDA MPS their work is undefined now")
+            why = "a stream goes back as a whole" if stream else "under CUDA MPS their work is undefined now"
+            self.say(f"restarting {', '.join(others)} too: {why}")
         self.actors.restart(roles)
         repeated = graph.resubmit(new_learner=self.learner_behind)
         self.learner_behind = False
@@ -74,6 +76,7 @@ class Recovery:
             self.say(f"the learner repeats steps {repeated[0].batch} to {repeated[-1].batch} on the rollouts they had")
         for ticket in repeated:
             self._compare(ticket)
+            graph.report(ticket)  # its evaluations are on record
 
     def _check_repeatable(self, death: RunError) -> None:
         """Without checkpoints nobody kept the rollouts that a new learner would have to repeat."""

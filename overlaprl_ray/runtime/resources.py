@@ -140,6 +140,7 @@ def resolve_engine(config: ExperimentConfig, gpus: float) -> tuple[ExperimentCon
         "there is no GPU": not gpus,
         "the generator has no share of the GPU": config.resources.generator_gpu == 0,
         "vLLM gets no adapters": config.model.lora_r > 0,
+        "vLLM keeps its rows to itself": config.pipeline.generation == "stream",
         "the built-in model is small": config.grpo.model_name == TINY,
         "vLLM is not installed": importlib.util.find_spec("vllm") is None,
     }

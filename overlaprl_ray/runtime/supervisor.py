@@ -21,6 +21,7 @@ from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.folders import Models
 from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor, ReferenceActor
 from overlaprl_ray.runtime.resources import Plan
+from overlaprl_ray.runtime.streaming import StreamActor, StreamLearnerActor
 from overlaprl_ray.tasks import Task
 
 NAME_FREE_S = 30.0  # how long a dead actor's name may stay taken
@@ -97,10 +98,14 @@ class Actors:
         """Each role's class and its arguments of its own, in the order of `Plan.shares`."""
         count, stored = self.plan.num_generators, ray.put(task)
         names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-        roles = {name: [GeneratorActor, models.policy, stored, (i, count)] for i, name in enumerate(names)}
+        stream = self.config.pipeline.generation == "stream"
+        generator, learner = (StreamActor, StreamLearnerActor) if stream else (GeneratorActor, LearnerActor)
+        roles: dict[str, list[Any]] = {
+            name: [generator, models.policy, stored, (i, count)] for i, name in enumerate(names)
+        }
         if self.plan.needs_reference:
             roles["reference"] = [ReferenceActor, models.reference]
-        return {**roles, "learner": [LearnerActor, models.policy]}
+        return {**roles, "learner": [learner, models.policy]}
 
     @property
     def roles(self) -> list[str]:

@@ -118,12 +118,8 @@ def _refused(sweep: Sweep, plan: Plan, nodes: Nodes, console: Console) -> dict[s
             refused[trial.name] = str(error)
     if refused and len(refused) == len(plan.trials):
         raise ConfigError(f"the machine has no room for any trial: {next(iter(refused.values()))}")
-    for line in [
-        *plan.notes,
-        *plan.dropped_lines(),
-        *plan.changed,
-        *(f"refused {name}: {reason}" for name, reason in refused.items()),
-    ]:
+    reasons = [f"refused {name}: {reason}" for name, reason in refused.items()]
+    for line in [*plan.notes, *plan.dropped_lines(), *plan.changed, *reasons]:
         _say(console, line)
     return refused
 

@@ -96,9 +96,23 @@ class Sampler:
         rows = [problem for problem in problems for _ in range(grpo.group_size)]
         first_row = self.first * grpo.group_size
         row_seeds = [(seed, batch, first_row + i) for i in range(len(rows))]
-        encoded = {id(problem): self._encode(problem) for problem in problems}
+        encoded = {id(problem): self.encode(problem) for problem in problems}
         prompt_tokens = [encoded[id(problem)] for problem in rows]
         out = self.engine.generate(prompt_tokens, grpo.max_new_tokens, grpo.temperature, row_seeds)
+        return self.scored(batch, weights_step, rows, prompt_tokens, out, started, load)
+
+    def scored(
+        self,
+        batch: int,
+        weights_step: int,
+        rows: Sequence[Problem],
+        prompt_tokens: Sequence[Sequence[int]],
+        out: Generated,
+        started: float,
+        load: Span = (0.0, 0.0),
+    ) -> Rollout:
+        """The rollout of completions to these rows' problems, with their rewards."""
+        grpo = self.config.grpo
         ids, texts = self._read(out)
         logged: dict[str, list[Any]] = {}
         fault = None
@@ -142,7 +156,7 @@ class Sampler:
         right = 0
         for start in range(0, len(heldout), grpo.batch_rows):
             problems = heldout[start : start + grpo.batch_rows]
-            out = self.engine.generate([self._encode(p) for p in problems], grpo.max_new_tokens, grpo.temperature)
+            out = self.engine.generate([self.encode(p) for p in problems], grpo.max_new_tokens, grpo.temperature)
             right += self._count_right(problems, *self._read(out), step)
         return right / len(heldout), len(heldout)
 
@@ -159,7 +173,8 @@ class Sampler:
             return sum(self._count_right(problems[row], ids[row], texts[row], step) for row in rows)
         return sum(value >= 1.0 for value in next(iter(parts.values())))
 
-    def _encode(self, problem: Problem) -> list[int]:
+    def encode(self, problem: Problem) -> list[int]:
+        """Token ids of a problem's prompt."""
         return encode(self.tokenizer, problem.asked, self.config.task.system_prompt)
 
     def _read(self, out: Generated) -> tuple[list[list[int]], list[str]]:

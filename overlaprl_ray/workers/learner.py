@@ -91,7 +91,7 @@ class Learner:
         started = time.time()
         grpo = self.config.grpo
         if self.schedule.is_too_old(rollout.batch, rollout.weights_step):
-            bound = self.schedule.oldest_step(rollout.batch)
+            bound = self.schedule.oldest_token(rollout.batch)
             raise RunError(f"step {rollout.batch}: made after step {rollout.weights_step}, beyond the bound {bound}")
         lag = self.version - rollout.version  # in versions, as it is before the first of the updates
         totals, fault = StepTotals(), None
@@ -114,7 +114,7 @@ class Learner:
         metrics = {
             "step": rollout.batch,
             "version": self.version,
-            **rollout_metrics(rollout, grpo.group_size),
+            **rollout_metrics(rollout, grpo.group_size, lag),
             **totals.metrics(gate, lag, lr),
             "faults": int(fault is not None),
         }
@@ -125,9 +125,8 @@ class Learner:
             memory |= {"reference": scores.memory_gb} if scores.memory_gb is not None else {}
         samples = samples_of(rollout, self.config.output.completions_every, grpo.group_size)
         cells = cells_of(rollout, gate.decision, grpo.group_size, grpo.max_new_tokens)
-        return StepResult(
-            rollout.batch, metrics, spans, memory, samples, rollout.weights_step, cells, fault, self.floor
-        )
+        last = (rollout.weights_step, cells, fault, self.floor, rollout.waited)
+        return StepResult(rollout.batch, metrics, spans, memory, samples, *last)
 
     def _plan(self, rollout: Rollout, scores: Scores | None, rows: slice, lag: int) -> Update:
         reference = scores.logprobs[rows] if scores else None

@@ -11,20 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean
+from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean, staleness_kl
 from overlaprl_ray.algorithm.loss import LossOutput
 from overlaprl_ray.algorithm.rules import Gate
 from overlaprl_ray.models.layout import Layout
-from overlaprl_ray.rollout import Rollout, Unused
+from overlaprl_ray.rollout import Rollout, Unused, crossed
 
 LOSS_SUMS = ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens")  # fields of LossOutput that add up
 
 
-def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
-    """Rewards and lengths of a batch; `reward_std` is the mean of the groups' standard deviations.
+def rollout_metrics(rollout: Rollout, group_size: int, lag: int = 0) -> dict[str, Any]:
+    """Rewards and lengths of a batch, and the ages of its tokens where they differ; `lag` is that of the oldest.
 
-    Tokens, samples, reward and the share of groups without signal are of all that was generated, used or not.
-    Rows that nobody judged (NaN) are left out of the means of rewards; None where no row was judged.
+    `reward_std` is the mean of the groups' standard deviations. Tokens, samples, reward and the share of groups without
+    signal are of all that was generated, used or not. Rows that nobody judged (NaN) are left out of the means of
+    rewards; None where no row was judged.
     """
     groups = rollout.rewards.double().reshape(-1, group_size)
     lengths = rollout.completion_mask.sum(1).double()
@@ -33,6 +34,7 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
     judged = int((~rollout.rewards.isnan()).sum()) + unused.judged
     silent = int((rollout.advantages.reshape(-1, group_size) == 0).all(1).sum()) + unused.silent_groups
     return {
+        "weights_step": rollout.weights_step,
         "tokens": rollout.tokens + unused.tokens,
         "samples": samples,
         "tokens_unused": unused.tokens,
@@ -47,6 +49,22 @@ def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
             for name, values in rollout.logged.items()
             if (numbers := [value for value in values if isinstance(value, int | float)])
         },
+        **(_ages(rollout, lag) if rollout.versions is not None else {}),
+    }
+
+
+def _ages(rollout: Rollout, lag: int) -> dict[str, Any]:
+    """Of a stream's batch: versions between each token and now, and the share of tokens whose row crossed an update."""
+    assert rollout.versions is not None
+    mask = rollout.completion_mask
+    ages = (lag + rollout.version - rollout.versions)[mask].double()
+    return {
+        "staleness/lag_mean": float(ages.mean()),
+        "staleness/lag_p95": float(ages.quantile(0.95)),
+        "staleness/kl_crossed": None,  # unless measured, see StepTotals
+        "staleness/kl_whole": None,
+        "stream/frac_crossed": float(mask[crossed(rollout)].sum() / mask.sum()),
+        **rollout.stream,
     }
 
 
@@ -69,6 +87,7 @@ class StepTotals:
 
     losses: list[dict[str, float]] = dataclasses.field(default_factory=list)  # of the updates that happened
     log_ratios: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
+    crossed: list[Tensor] | None = None  # of a stream's rows, (b,) bool: whether weights changed between their tokens
     entropy_sum: float = 0.0
     first_tokens: int = 0
     ratio_sum: float = 0.0
@@ -92,6 +111,8 @@ class StepTotals:
             self.current[name] += float(getattr(loss, name).detach())
         if first:
             self.log_ratios.append((log_ratio, micro.completion_mask))
+            if micro.versions is not None:
+                self.crossed = [*(self.crossed or []), crossed(micro)]
             self.entropy_sum += float(entropy.double().sum())
             self.ratio_sum += float(loss.ratio_sum)
             self.first_tokens += int(loss.tokens)
@@ -141,7 +162,21 @@ class StepTotals:
             "staleness/frac_fresh": fractions["fresh"],
             "staleness/frac_stale": fractions["stale"],
             "staleness/frac_discarded": fractions["discard"],
+            **self._kl_by_crossing(),
         }
+
+    def _kl_by_crossing(self) -> dict[str, float | None]:
+        """Of a stream: KL(μ || π), nats per token, of the rows that crossed an update and of those that did not.
+
+        The μ of a row that crossed is what its tokens were sampled from: old keys and values under newer weights.
+        """
+        if self.crossed is None:
+            return {}
+        ratio = torch.cat([ratio[mask] for ratio, mask in self.log_ratios])
+        masks = (mask for _, mask in self.log_ratios)
+        rows = torch.cat([rows[:, None].expand_as(m)[m] for rows, m in zip(self.crossed, masks, strict=True)])
+        parts = {"staleness/kl_crossed": rows, "staleness/kl_whole": ~rows}
+        return {name: float(staleness_kl(ratio, part)) if part.any() else None for name, part in parts.items()}
 
 
 def samples_of(rollout: Rollout, every: int, group_size: int) -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ StepResult and Evaluation are written down by runs/recorder.py; workers/metrics.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlaprl_ray.rollout import Span
 
@@ -26,6 +26,7 @@ class StepResult:
     cells: list[Cell]  # for decisions.jsonl
     fault: str | None  # why the batch was skipped, where `pipeline.on_fault` has it so
     floor: float | None  # KL of the run's first batch, numerical mismatch alone, nats per token
+    waited: float = 0.0  # seconds that a stream waited for weights in the middle of this batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,3 +38,10 @@ class Evaluation:
     accuracy: float
     n: int
     span: Span
+
+
+class Report(NamedTuple):
+    """What happened in a stream while it made a batch."""
+
+    evaluations: list[Evaluation]
+    states: dict[int, dict[str, Any]]  # of the stream, by the step whose weights were taken over just then

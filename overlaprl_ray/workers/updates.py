@@ -23,7 +23,7 @@ from overlaprl_ray.algorithm.rules import (
 )
 from overlaprl_ray.algorithm.staleness import StalenessScheduler
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.rollout import Rollout, rows_of
+from overlaprl_ray.rollout import Rollout, row_versions, rows_of
 from overlaprl_ray.workers.micro_batches import MicroBatches, micro_batches, rows_with_signal
 
 Logprobs = Callable[[MicroBatches], Tensor]  # (B, T) of the update's rows under the policy as it is now
@@ -145,4 +145,5 @@ class Update:
         return self.scheduler.judge(self._inputs(rows, log_ratio, measured))
 
     def _inputs(self, rows: Rollout, log_ratio: Tensor, measured: Tensor | None) -> GateInputs:
-        return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, self.lag, measured, self.draw)
+        lag = self.lag + rows.version - row_versions(rows)  # of each row's oldest token
+        return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, lag, measured, self.draw)
