@@ -1,6 +1,7 @@
 """A batch at fault ends the run by name, or is skipped and counted: never a silent NaN, never a half update."""
 
 import math
+import sys
 
 import pytest
 import torch
@@ -18,6 +19,12 @@ from overlaprl_ray.workers.learner import Learner
 
 FAULTY_BATCH = 2
 outcome_of = {"value": None}  # what `faulty` returns for its FAULTY_BATCH-th training batch, or raises
+
+
+@pytest.fixture(autouse=True)
+def remembered(monkeypatch):
+    """A serial run forgets the modules of its rewards in the end, this one among them."""
+    monkeypatch.setitem(sys.modules, __name__, sys.modules[__name__])
 
 
 def faulty(prompts, completions, answer, **columns):
