@@ -61,6 +61,7 @@ class Rollout:
     fault: str | None = None  # why it cannot be trained on: its rewards failed
     versions: Tensor | None = None  # (B, T) int64, of the weights that sampled each token; None: all `version`
     stream: dict[str, Any] = dataclasses.field(default_factory=dict)  # what the step's row says of its ticks
+    waited: float = 0.0  # seconds of `generate` spent waiting for weights
     unused: Unused | None = None  # where more was generated than is trained on
     # what reward functions logged by name, B values each
     logged: dict[str, list[Any]] = dataclasses.field(default_factory=dict)

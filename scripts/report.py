@@ -2,6 +2,7 @@
 
 python scripts/report.py runs/modes                                        # a sweep, a run, or a folder of either
 python scripts/report.py runs/rules --baseline rule=none,lag=1 --target 0.6
+python scripts/report.py runs/study_e0 --save analysis/results/e0          # compact tables of a sweep, to be committed
 python scripts/report.py runs/before runs/after --compare                  # the second against the first
 """
 
@@ -19,7 +20,7 @@ def main(argv: list[str]) -> None:
     from rich.console import Console  # only now: a slip should not wait for tables and figures
 
     from overlaprl_ray.reports.comparison import find_setting
-    from overlaprl_ray.reports.loading import load
+    from overlaprl_ray.reports.loading import load, save
     from overlaprl_ray.reports.report import write_comparison, write_report
     from overlaprl_ray.reports.tables import notes, terminal_table
 
@@ -33,6 +34,8 @@ def main(argv: list[str]) -> None:
         console.print(terminal_table(results, title, args.target, width))
         for note in notes(results, args.target):
             console.print(f"- {note}", highlight=False, markup=False)
+    if args.save:
+        save(groups[0], args.save, compact=True)
     if args.compare:
         page = write_comparison(*groups, out, command=command)
     else:

@@ -1,7 +1,9 @@
 """A run repeated from its folder: equal, or where it first differs; what cannot be repeated is refused."""
 
 import json
+import runpy
 import shutil
+from pathlib import Path
 
 import pytest
 import yaml
@@ -10,6 +12,8 @@ from conftest import read_jsonl, small
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runtime.repeat import repeat
 from overlaprl_ray.runtime.serial import train_serially
+
+SCRIPT = Path(__file__).parent.parent / "scripts" / "train.py"
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +42,11 @@ def copy_of(finished, tmp_path, name, change):
 
 
 def test_a_run_is_repeated_also_where_it_has_not_ended(finished, tmp_path, capsys):
-    assert repeat(finished) == f"{finished}: 4 steps repeated, every row equal"
+    main = runpy.run_path(str(SCRIPT))["main"]
+    main(["--replay", str(finished)])
+    assert capsys.readouterr().out == f"{finished}: 4 steps repeated, every row equal\n"
+    with pytest.raises(ConfigError, match="no other argument"):
+        main(["--replay", str(finished), "--seed", "1"])
     folder = copy_of(finished, tmp_path, "environment.json", lambda values: values.update(cpu="another"))
     (folder / "metrics.jsonl").write_text("".join((folder / "metrics.jsonl").read_text().splitlines(True)[:2]) + '{"s')
     assert "2 steps repeated, every row equal" in repeat(folder)
@@ -60,6 +68,7 @@ def test_the_first_row_and_column_that_differ_are_named(finished, tmp_path):
         ("metrics.jsonl", lambda row: row.update(weights_step=row["step"]), "made after step 1, which is not possible"),
         ("environment.json", lambda values: values.update(algorithm=1), "computed by algorithm 1"),
         ("environment.json", lambda values: values.update(gpus=["H200"]), r"computed on a GPU \(H200\)"),
+        ("inputs.yaml", lambda values: values.update(problems="others"), r"began with other inputs \(problems\)"),
         ("config.yaml", lambda values: values["model"].update(engine="vllm", tiny={"heads": 2}), "'vllm' cannot be"),
     ],
 )

@@ -11,11 +11,11 @@ import yaml
 from overlaprl_ray.config.cli import Parser, suggest
 from overlaprl_ray.errors import ConfigError
 
-OPTIONS = ["compare", "baseline", "target", "out"]
+OPTIONS = ["compare", "baseline", "target", "out", "save"]
 
 
 def parse_report_command(argv: list[str]) -> argparse.Namespace:
-    """Folders, `--compare`, `--baseline`, `--target`, `--out`. Raises `ConfigError`."""
+    """Folders, `--compare`, `--baseline`, `--target`, `--out`, `--save`. Raises `ConfigError`."""
     about = "A table on the terminal, and a page, tables and figures in a folder."
     parser = Parser(prog="report.py", description=about, allow_abbrev=False)
     parser.add_argument("folders", nargs="+", metavar="FOLDER", help="run, sweep, folder of either, or saved tables")
@@ -25,6 +25,7 @@ def parse_report_command(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--target", type=float, metavar="REWARD", help="reward whose time is taken (default: 90 %% of "
                         "the way from the start to the best setting's end)")  # fmt: skip
     parser.add_argument("--out", metavar="DIR", help="where to write (default: report/ in the first folder)")
+    parser.add_argument("--save", metavar="DIR", help="also write the runs as compact tables, to be kept or committed")
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         near = suggest(unknown[0].lstrip("-").split("=")[0], OPTIONS)
@@ -33,8 +34,8 @@ def parse_report_command(argv: list[str]) -> argparse.Namespace:
         raise ConfigError(
             f"--compare with {len(args.folders)} folder(s): give two, the first is what the second is held to"
         )
-    if args.compare and (args.baseline or args.target is not None):
-        raise ConfigError("--compare takes neither --baseline nor --target: each setting is held to itself")
+    if args.compare and (args.baseline or args.save or args.target is not None):
+        raise ConfigError("--compare takes neither --baseline nor --target nor --save: it holds each setting to itself")
     if args.target is not None and args.target != args.target:
         raise ConfigError("--target nan: give a number, as 0.6")
     args.baseline = _baseline(args.baseline) if args.baseline else None

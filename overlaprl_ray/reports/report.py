@@ -7,7 +7,6 @@ The page needs nothing but itself: pandas' tables and matplotlib's figures (as d
 """
 
 import base64
-import io
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,8 +32,16 @@ from overlaprl_ray.reports.staleness_figures import (
     threshold_map,
     who_gets_discarded,
 )
-from overlaprl_ray.reports.tables import display_table, never_overlapped, notes, summary_table
-from overlaprl_ray.reports.texts import comparison_texts, ranking_texts, runs_table, write_tables
+from overlaprl_ray.reports.tables import (
+    comparison_texts,
+    display_table,
+    never_overlapped,
+    notes,
+    ranking_texts,
+    runs_table,
+    summary_table,
+    write_tables,
+)
 from overlaprl_ray.reports.timelines import gantt
 
 MOST_ROWS = 60  # rows of a table on the page: the CSV file has all
@@ -88,45 +95,67 @@ def write_report(
     results: Results,
     folder: str | Path,
     *,
-    title: str = "Results",
     baseline: str | Mapping[str, Any] | None = None,
     target: float | None = None,
     command: str = "",
 ) -> Path:
     """Write the page, its tables and its figures; returns the page. Raises `ConfigError` for an unknown baseline."""
     base = default_baseline(results) if baseline is None else find_setting(results, baseline)
-    folder = Path(folder)
     found: Tables = {"summary": (summary_table(results, target), display_table(results, target))}
+    blocks = [_table(found, "summary", "", "One row per setting.") | {"bullets": notes(results, target)}]
+    blocks.append({"heading": "Figures", "pictures": _figures(results, Path(folder) / "figures")})
     for metric in ("reward", "accuracy"):
         rows = compare_budgets(results, base, metric, clock=not never_overlapped(results))
         if len(rows):
-            found[f"compare-{metric}"] = (rows, comparison_texts(rows))
             ranks = ranking(results, metric)
+            found[f"compare-{metric}"] = (rows, comparison_texts(rows))
             found[f"ranking-{metric}"] = (ranks, ranking_texts(ranks))
-    blocks = [_table("", found["summary"][1], "One row per setting.", "summary") | {"bullets": notes(results, target)}]
+            said = f"Differences from {base}, paired by seed; Holm's correction within each budget."
+            blocks.append(_table(found, f"compare-{metric}", f"Compared: {metric}", said))
+            said = "By mean at equal steps; told apart only at 5 % after Holm's correction over all pairs."
+            blocks.append(_table(found, f"ranking-{metric}", f"Ranking: {metric}", said))
     if "compare-reward" not in found:
-        blocks.append({"text": "Fewer than two settings with finished runs: nothing to compare."})
-    blocks.append({"heading": "Figures", "pictures": _figures(results, folder / "figures")})
-    captions = {
-        "compare": f"Differences from {base}, paired by seed; Holm's correction within each budget.",
-        "ranking": "By mean at equal steps; told apart only at 5 % after Holm's correction over all pairs.",
-    }
-    for name in [name for name in found if name != "summary"]:
-        kind, _, metric = name.partition("-")
-        heading = {"compare": f"Compared: {metric}", "ranking": f"Ranking: {metric}"}[kind]
-        blocks.append(_table(heading, found[name][1], captions[kind], name))
+        blocks.insert(1, {"text": "Fewer than two settings with finished runs: nothing to compare."})
     found["runs"] = (results.trials.drop(columns="folder", errors="ignore"), runs_table(results))
-    blocks.append(_table("Runs", found["runs"][1], "Every run that was found.", "runs"))
-    return _write(folder, title, blocks, found, command)
+    blocks.append(_table(found, "runs", "Runs", "Every run that was found."))
+    return _write(Path(folder), "Results", blocks, found, command)
 
 
-def _table(heading: str, texts: pd.DataFrame, caption: str, file: str) -> Block:
-    more = (
-        f" The first {MOST_ROWS} of {len(texts)} rows; all are in tables/{file}.csv." if len(texts) > MOST_ROWS else ""
-    )
+def write_comparison(first: Results, second: Results, folder: str | Path, *, command: str = "") -> Path:
+    """Write a page on two sweeps: what differs throughout, and each shared setting's difference; returns the page."""
+    sweeps = (first, second)
+    names = [str(results.trials["source"].iloc[0]) for results in sweeps]
+    names = names if names[0] != names[1] else [f"{names[0]} (first)", f"{names[1]} (second)"]
+    said = [f"{name}: {a} in {names[0]}, {b} in {names[1]}" for name, (a, b) in throughout(first, second).items()]
+    same = ["No setting differs throughout: the sweeps differ in seeds, code or machine only."]
+    about = f"Every difference is {names[1]} minus {names[0]}, paired by seed, at equal steps."
+    blocks: list[Block] = [{"text": about, "bullets": said or same}]
+    found: Tables = {}
+    for metric, kind in (("reward", "history"), ("accuracy", "evals")):
+        if any(getattr(results.done, kind).empty for results in sweeps):
+            continue
+        rows = compare_sweeps(first, second, metric)
+        found[f"compare-{metric}"] = (rows, comparison_texts(rows))
+        caption = f"Shared settings at {rows.attrs['at']:,.0f} steps; Holm's correction over all of them."
+        block = _table(found, f"compare-{metric}", f"Final {metric}", caption, "The sweeps share no setting.")
+        file = Path(folder) / "figures" / f"{metric}.png"
+        blocks.append(block | {"pictures": [_picture(pairs(rows, *names), f"Difference in {metric}", file)]})
+    if not found:
+        blocks.append({"text": "At least one of the two has no finished run: nothing to compare."})
+    for key, name, results in zip(("first", "second"), names, sweeps, strict=True):
+        found[f"summary-{key}"] = (summary_table(results), display_table(results))
+        block = _table(found, f"summary-{key}", name, "One row per setting.")
+        blocks.append(block | {"bullets": notes(results)})
+    return _write(Path(folder), f"{names[1]} against {names[0]}", blocks, found, command)
+
+
+def _table(found: Tables, name: str, heading: str, caption: str, empty: str = "No run to show.") -> Block:
+    texts = found[name][1]
     if texts.empty:
-        return {"heading": heading, "text": "No run to show."}
-    return {"heading": heading, "table": texts.head(MOST_ROWS), "caption": caption + more}
+        return {"heading": heading, "text": empty}
+    if len(texts) > MOST_ROWS:
+        caption += f" The first {MOST_ROWS} of {len(texts)} rows; all are in tables/{name}.csv."
+    return {"heading": heading, "table": texts.head(MOST_ROWS), "caption": caption}
 
 
 def _figures(results: Results, folder: Path) -> list[tuple[str, str, str]]:
@@ -143,14 +172,12 @@ def _figures(results: Results, folder: Path) -> list[tuple[str, str, str]]:
 def _picture(figure: Figure, caption: str, file: Path) -> tuple[str, str, str]:
     if figure.get_label() == NOTE:
         return caption, "", figure.texts[0].get_text()
-    out = io.BytesIO()
+    file.parent.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
         # dozens of settings in one legend leave the axes little room: the picture is crowded, not wrong
         warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        figure.savefig(out, format="png")
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(out.getvalue())
-    return caption, base64.b64encode(out.getvalue()).decode(), ""
+        figure.savefig(file)
+    return caption, base64.b64encode(file.read_bytes()).decode(), ""
 
 
 def _write(folder: Path, title: str, blocks: list[Block], tables: Tables, command: str) -> Path:
@@ -158,33 +185,3 @@ def _write(folder: Path, title: str, blocks: list[Block], tables: Tables, comman
     path = folder / "report.html"
     path.write_text(TEMPLATE.render(title=title, blocks=blocks, command=command), encoding="utf-8")
     return path
-
-
-def write_comparison(first: Results, second: Results, folder: str | Path, *, command: str = "") -> Path:
-    """Write a page on two sweeps: what differs throughout, and each shared setting's difference; returns the page."""
-    names = [str(results.trials["source"].iloc[0]) for results in (first, second)]
-    names = names if names[0] != names[1] else [f"{names[0]} (first)", f"{names[1]} (second)"]
-    said = [f"{name}: {a} in {names[0]}, {b} in {names[1]}" for name, (a, b) in throughout(first, second).items()]
-    same = ["No setting differs throughout: the sweeps differ in seeds, code or machine only."]
-    about = f"Every difference is {names[1]} minus {names[0]}, paired by seed, at equal steps."
-    blocks: list[Block] = [{"text": about, "bullets": said or same}]
-    found: Tables = {}
-    for metric in ("reward", "accuracy"):
-        if any((r.evals if metric == "accuracy" else r.history).empty or r.done.trials.empty for r in (first, second)):
-            continue
-        rows = compare_sweeps(first, second, metric)
-        found[f"compare-{metric}"] = (rows, comparison_texts(rows))
-        if rows.empty:
-            blocks.append({"heading": f"Final {metric}", "text": "The sweeps share no setting."})
-            continue
-        caption = f"Shared settings at {rows.attrs['at']:,.0f} steps; Holm's correction over all of them."
-        picture = _picture(pairs(rows, *names), f"Difference in {metric}", Path(folder) / "figures" / f"{metric}.png")
-        block = _table(f"Final {metric}", found[f"compare-{metric}"][1], caption, f"compare-{metric}")
-        blocks.append(block | {"pictures": [picture]})
-    if not found:
-        blocks.append({"text": "At least one of the two has no finished run: nothing to compare."})
-    for key, name, results in zip(("first", "second"), names, (first, second), strict=True):
-        found[f"summary-{key}"] = (summary_table(results), display_table(results))
-        block = _table(name, found[f"summary-{key}"][1], "One row per setting.", f"summary-{key}")
-        blocks.append(block | {"bullets": notes(results)})
-    return _write(Path(folder), f"{names[1]} against {names[0]}", blocks, found, command)

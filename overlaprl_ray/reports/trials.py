@@ -8,7 +8,7 @@ labels(trials)         # "mode sync, lag 8" for each trial
 import functools
 import json
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pandas as pd
 import yaml
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.config.identity import NO_PART
+from overlaprl_ray.config.identity import NO_PART, flatten
 
 GROUPS = tuple(ExperimentConfig.model_fields)  # the first part of a setting's dotted name
 FILES = ("config.yaml", "metrics.jsonl", "summary.json", "error.txt")  # any of them makes a folder a trial
@@ -45,14 +45,18 @@ def trial_row(folder: Path, problems: list[str]) -> dict[str, Any]:
         problems.append(f"{folder / 'config.yaml'}: no mode or no seed in it, cut short?; the run is counted nowhere")
         config = {}
     summary = read_mapping(folder / "summary.json", problems)
-    error = _text(folder / "error.txt")
+    path = folder / "error.txt"
+    error = " ".join(path.read_text(encoding="utf-8", errors="replace").split()) if path.exists() else None
     status = str(summary.get("status") or "running")
-    if error is not None and status != "done":
-        status = "error"
-    row = {"trial": folder.name, CASE: _case(folder), "status": status, "error": error, **config}
+    row = {"trial": folder.name, CASE: _case(folder), "error": error, **config}
+    row["status"] = "error" if error is not None and status != "done" else status
     row.pop("output.dir", None)
-    row |= _effective(row)
-    return row | _environment(read_mapping(folder / "environment.json", problems)) | _results(summary)
+    mode = config.get("pipeline.mode")  # mode, lag and rule as the run had them: `sync` is never ahead or judged
+    row |= {"mode": mode, "lag": 0 if mode == "sync" else config.get("pipeline.lag")}
+    row["rule"] = config.get("staleness.rule") if mode in JUDGING else "none" if mode else None
+    # what the configuration says already, and tables, are left out of the summary
+    numbers = {name: v for name, v in flatten(summary) if not isinstance(v, str | list) and name not in row}
+    return row | _environment(read_mapping(folder / "environment.json", problems)) | numbers
 
 
 def read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
@@ -62,13 +66,10 @@ def read_mapping(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
         text = path.read_text(encoding="utf-8")
         found = json.loads(text) if path.suffix == ".json" else yaml.load(text, Loader=_YAML)
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        return dict(found)
+    except (OSError, ValueError, TypeError, yaml.YAMLError) as error:
         problems.append(f"{path}: cannot be read ({' '.join(str(error).split())[:100]}); left out")
         return {}
-    if not isinstance(found, dict):
-        problems.append(f"{path}: holds no mapping; left out")
-        return {}
-    return found
 
 
 def _case(folder: Path) -> str | None:
@@ -87,43 +88,17 @@ def _cases(plan: Path, changed: int) -> dict[str, str]:
         return {}
 
 
-def _text(path: Path) -> str | None:
-    return " ".join(path.read_text(encoding="utf-8", errors="replace").split()) if path.exists() else None
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
     """Nested mappings as dotted names; lists as JSON text, so that a column has one type and can be grouped by."""
-    out: dict[str, Any] = {}
-    for name, value in values.items():
-        if isinstance(value, Mapping):
-            out |= _flat(value, f"{prefix}{name}.")
-        else:
-            out[f"{prefix}{name}"] = json.dumps(value) if isinstance(value, list) else value
-    return out
-
-
-def _effective(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Mode, lag and rule as the run had them: `sync` is never ahead, `sync` and `async` never judge."""
-    mode = row.get("pipeline.mode")
-    return {
-        "mode": mode,
-        "lag": 0 if mode == "sync" else row.get("pipeline.lag"),
-        "rule": None if mode is None else row.get("staleness.rule") if mode in JUDGING else "none",
-    }
+    return {name: json.dumps(value) if isinstance(value, list) else value for name, value in flatten(values)}
 
 
 def _environment(found: Mapping[str, Any]) -> dict[str, Any]:
     versions = found.get("versions") or {}
     about = {"commit": found.get("git_commit"), "cpu": found.get("cpu"), "cpus": found.get("cpus")}
+    about["algorithm"] = found.get("algorithm")
     about |= {"gpus": ", ".join(found.get("gpus") or []), "torch": versions.get("torch"), "ray": versions.get("ray")}
     return {f"environment.{name}": value for name, value in about.items()} if found else {}
-
-
-def _results(summary: Mapping[str, Any]) -> dict[str, Any]:
-    """A summary's numbers; what the configuration says already, and tables, are left out."""
-    known = {"status", "mode", "lag", "rule", "seed"}
-    flat = _flat({name: value for name, value in summary.items() if name not in known})
-    return {name: value for name, value in flat.items() if not isinstance(value, str)}
 
 
 def frame(rows: list[dict[str, Any]]) -> pd.DataFrame:
@@ -172,9 +147,8 @@ def within_cases(trials: pd.DataFrame, names: list[str]) -> list[str]:
     """The case, where every trial has one, and the settings among `names` that differ within some case."""
     if CASE not in trials or trials[CASE].isna().any() or trials.empty:
         return names
-    settings = effective(trials).reindex(columns=names)
-    inside = [name for name in names if (settings[name].groupby(trials[CASE]).nunique(dropna=False) > 1).any()]
-    return [CASE, *inside]
+    values = effective(trials).reindex(columns=names).groupby(trials[CASE]).nunique(dropna=False)
+    return [CASE, *(name for name in names if (values[name] > 1).any())]
 
 
 def labels(trials: pd.DataFrame, names: list[str] | None = None) -> pd.Series:
@@ -184,38 +158,38 @@ def labels(trials: pd.DataFrame, names: list[str] | None = None) -> pd.Series:
     have where settings differ beyond those.
     """
     names = within_cases(trials, varying(trials) if names is None else names)
-    if names[:1] == [CASE]:
-        rest = labels(trials.drop(columns=CASE), names[1:]) if names[1:] else None
-        return trials[CASE].astype("str") if rest is None else trials[CASE].astype("str") + ", " + rest
-    if not names:
-        return pd.Series("all runs", index=trials.index, dtype="str")
-    leaves = [name.rpartition(".")[2] for name in names]
-    short = [leaf if leaves.count(leaf) == 1 else name for leaf, name in zip(leaves, names, strict=True)]
-    rows = list(effective(trials).reindex(columns=names).itertuples(index=False, name=None))
+    shorts = {name: "" if name == CASE else f"{short} " for name, short in zip(names, short_names(names), strict=True)}
+    settings = effective(trials).assign(**{CASE: trials.get(CASE)}).reindex(columns=names)
+    rows = [tuple(None if missing(v) else v for v in row) for row in settings.itertuples(index=False, name=None)]
 
     def texts(show: Callable[[Any], str]) -> list[str]:
-        parts = [[f"{n} {show(v)}" for n, v in zip(short, row, strict=True) if v is not NO_EFFECT] for row in rows]
+        parts = [[shorts[n] + show(v) for n, v in zip(names, row, strict=True) if v != NO_EFFECT] for row in rows]
         return [", ".join(part) or "all runs" for part in parts]
 
     found = texts(shown)
-    if len(set(found)) < len({tuple(None if missing(v) else v for v in row) for row in rows}):
-        found = texts(lambda value: repr(value) if isinstance(value, float) and not missing(value) else shown(value))
+    if len(set(found)) < len(set(rows)):
+        found = texts(lambda value: repr(value) if isinstance(value, float) else shown(value))
     return pd.Series(found, index=trials.index, dtype="str")
+
+
+def short_names(names: list[str], taken: Iterable[str] = ()) -> list[str]:
+    """Settings by the last part of their dotted name, where that is clear and not `taken`."""
+    leaves = [name.rpartition(".")[2] for name in names]
+    clear = [leaves.count(leaf) == 1 and leaf not in taken for leaf in leaves]
+    return [leaf if one else name for leaf, name, one in zip(leaves, names, clear, strict=True)]
 
 
 def ordered(trials: pd.DataFrame) -> pd.DataFrame:
     """Trials by their varying settings (modes as design has them, numbers by size) and seed."""
-    names = varying(trials)
-    settings = effective(trials)[names].assign(seed=trials["seed"])
+    settings = effective(trials)[varying(trials)].assign(seed=trials["seed"])
 
     def place(value: Any) -> tuple[int, float, str]:
-        if isinstance(value, str) and value in MODES:
-            return 0, MODES.index(value), ""
-        number = isinstance(value, (int, float)) and value == value
-        return (0, float(value), "") if number else (1, 0.0, str(value))
+        value = MODES.index(value) if value in MODES else value
+        is_number = isinstance(value, int | float) and not missing(value)
+        return (0, float(value), "") if is_number else (1, 0.0, str(value))
 
-    keys = [tuple(place(value) for value in row) for row in settings.itertuples(index=False, name=None)]
-    return trials.iloc[sorted(range(len(keys)), key=lambda index: keys[index])]
+    keys = settings.map(place).apply(tuple, axis=1) if len(settings) else pd.Series(dtype="object")
+    return trials.loc[sorted(keys.index, key=keys.get)]
 
 
 def missing(value: Any) -> bool:

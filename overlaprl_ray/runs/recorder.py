@@ -174,9 +174,9 @@ class Recorder:
         """A row of metrics.jsonl: a step's metrics with totals, times and memory."""
         last = self.rows[-1] if self.rows else {"tokens": 0, "samples": 0}
         metrics, times = dict(result.metrics), self._times(result.spans)
-        tokens, waited = metrics.pop("tokens"), metrics.pop("time/generator_wait", 0.0)  # in the middle of a batch
-        times["time/generate"] -= waited
-        times["time/generator_wait"] += waited
+        tokens = metrics.pop("tokens")
+        times["time/generate"] -= result.waited
+        times["time/generator_wait"] += result.waited
         return {
             "step": metrics.pop("step"),
             "version": metrics.pop("version"),

@@ -21,6 +21,8 @@ from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.environment import environment
 from overlaprl_ray.runs.files import as_json, read_rows
 from overlaprl_ray.runs.recorder import is_time_field
+from overlaprl_ray.runtime.fingerprint import check_inputs_kept, dated, task_inputs
+from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.workers.results import StepResult
 
@@ -33,7 +35,7 @@ def repeat(folder: Path) -> str:
 
     Raises `ConfigError` where it cannot be repeated, `RunError` at the first row that differs.
     """
-    config = load_config(folder / "config.yaml")
+    config = dated(load_config(folder / "config.yaml"), folder)
     check_run(folder)
     made_in = _environment(folder)
     _check_device(config, folder, made_in)
@@ -42,6 +44,8 @@ def repeat(folder: Path) -> str:
     here = json.loads(json.dumps(environment()))
     if others := [name for name in BITS_DEPEND_ON if here[name] != made_in.get(name)]:
         print(f"warning: '{folder}' was made elsewhere ({', '.join(others)}), so rows may differ", file=sys.stderr)
+    task = preflight(config).task
+    check_inputs_kept(folder, task_inputs(config, task))
     totals = dict.fromkeys(TOTALS, 0)
 
     def compare(result: StepResult) -> None:
@@ -49,7 +53,7 @@ def repeat(folder: Path) -> str:
             totals[name] += result.metrics[name]
         _compare(rows[result.step - 1], json.loads(as_json({**result.metrics, **totals})), folder)
 
-    replay(config, compare, schedule=schedule, steps=len(rows))
+    replay(config, compare, task=task, schedule=schedule, steps=len(rows))
     return f"{folder}: {len(rows)} steps repeated, every row equal"
 
 

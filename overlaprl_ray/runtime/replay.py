@@ -127,7 +127,6 @@ class _Stream:
         """The next batch; evaluations are made where their weights are taken over."""
         rollout, report = self.stream.batch(batch, lambda step, wait: published[step])
         self._report(report)
-        rollout.stream.pop("time/generator_wait")  # nobody waits here
         return rollout
 
     def end(self, step: int, published: Published) -> None:

@@ -64,11 +64,17 @@ def train_serially(config: ExperimentConfig, on_row: OnRow | None = None) -> dic
 
 def forget(rewards: Sequence[str]) -> None:
     """Forget the users' modules among `rewards`, with their packages and what lies in their folders."""
-    for name in {reward.partition(":")[0] for reward in rewards if ":" in reward} & set(sys.modules):
-        folder = Path(sys.modules[name].__file__ or "").parent
-        for other, module in list(sys.modules.items()):
-            file = getattr(module, "__file__", None) or ""
-            beside = Path(file).is_relative_to(folder) and not any(text in file for text in INSTALLED)
-            own = other.partition(".")[0]
-            if own == name.partition(".")[0] or (beside and own not in ("overlaprl_ray", "__main__")):
+    names = {reward.partition(":")[0] for reward in rewards if ":" in reward}
+    for name in filter(_is_users, names & set(sys.modules)):
+        folder = Path(str(sys.modules[name].__file__)).parent
+        for other in filter(_is_users, list(sys.modules)):
+            beside = Path(str(sys.modules[other].__file__)).is_relative_to(folder)
+            if beside or other.partition(".")[0] == name.partition(".")[0]:
                 del sys.modules[other]
+
+
+def _is_users(name: str) -> bool:
+    """Whether a loaded module is a file that is neither installed nor this package's."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    ours = name.partition(".")[0] in ("overlaprl_ray", "__main__")
+    return file is not None and not ours and not any(text in file for text in INSTALLED)

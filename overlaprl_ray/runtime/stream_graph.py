@@ -28,12 +28,15 @@ class StreamGraph(Graph):
 
     def __init__(self, config: ExperimentConfig, actors: Actors, folder: Path, start: Checkpoint | None = None):
         self.ticks: dict[int, int] = {}  # step -> tick at which its weights were taken over, of finished steps' batches
+        self.over = False  # whether the end has reported
         super().__init__(config, actors, folder, start)
         self.due = []  # the generator evaluates by itself
 
     def submit_end(self) -> None:
-        """Submit the evaluations that remain after the last batch."""
+        """Submit the evaluations that remain after the last batch, unless a death came after they were recorded."""
         generator = self.actors.generators[0]
+        if self.over:
+            return
         self.end.call("report", generator.end, self.last, self._weights_since(self.schedule.oldest_step(self.last + 1)))
 
     def finish(self, result: StepResult) -> None:
@@ -46,6 +49,7 @@ class StreamGraph(Graph):
         if ticket.calls.get("report") is None:
             return []
         report: Report = self.actors.fetch(ticket.calls.pop("report"), f"the report on batch {ticket.batch}")
+        self.over = ticket is self.end
         for step, state in report.states.items():
             if step in self.since_base and self._has_checkpoint(step):
                 begun = self.since_base[step]

@@ -19,7 +19,7 @@ from overlaprl_ray.config.identity import config_hash
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tune.plan import Plan, TrialPlan, plan_trials
 from overlaprl_ray.tune.spec import Sweep, load_sweep
-from overlaprl_ray.tune.trainable import is_finished
+from overlaprl_ray.tune.trainable import STOPPED, is_finished
 
 Values = tuple[Any, ...]  # of the settings that are chosen
 Scores = dict[str, dict[Values, list[float]]]  # arm (all other settings) -> values -> an area per seed
@@ -54,10 +54,10 @@ def keep_best(plan: Plan, sweep: Sweep, folder: Path) -> Plan:
 
 
 def scores(trials: list[TrialPlan], over: list[str]) -> Scores:
-    """The finished trials' areas by arm and values."""
+    """The areas by arm and values of the trials that came to their end; one that was stopped early has no such area."""
     found: Scores = defaultdict(lambda: defaultdict(list))
     for trial in trials:
-        if is_finished(trial.folder):
+        if is_finished(trial.folder) and not (trial.folder / STOPPED).exists():
             arm = config_hash(trial.config, "seed", *over)
             found[arm][values_of(trial.config, over)].append(area(trial.folder))
     return found

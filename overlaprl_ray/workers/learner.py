@@ -125,9 +125,8 @@ class Learner:
             memory |= {"reference": scores.memory_gb} if scores.memory_gb is not None else {}
         samples = samples_of(rollout, self.config.output.completions_every, grpo.group_size)
         cells = cells_of(rollout, gate.decision, grpo.group_size, grpo.max_new_tokens)
-        return StepResult(
-            rollout.batch, metrics, spans, memory, samples, rollout.weights_step, cells, fault, self.floor
-        )
+        last = (rollout.weights_step, cells, fault, self.floor, rollout.waited)
+        return StepResult(rollout.batch, metrics, spans, memory, samples, *last)
 
     def _plan(self, rollout: Rollout, scores: Scores | None, rows: slice, lag: int) -> Update:
         reference = scores.logprobs[rows] if scores else None

@@ -26,6 +26,7 @@ class StepResult:
     cells: list[Cell]  # for decisions.jsonl
     fault: str | None  # why the batch was skipped, where `pipeline.on_fault` has it so
     floor: float | None  # KL of the run's first batch, numerical mismatch alone, nats per token
+    waited: float = 0.0  # seconds that a stream waited for weights in the middle of this batch
 
 
 @dataclasses.dataclass(frozen=True)

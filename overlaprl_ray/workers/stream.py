@@ -153,6 +153,7 @@ class StreamSampler:
             load=(started, started + self.loading),
             generate=(started + self.loading, scored.generate[1]),
             stream=self._numbers(),
+            waited=self.waited,
         )
 
     def _numbers(self) -> dict[str, Any]:
@@ -161,5 +162,4 @@ class StreamSampler:
             "weights_ticks": " ".join(f"{step}:{tick}" for step, tick in self.ticks.items()),
             "stream/tick": self.plan.tick,
             "stream/rows": sum(self.occupied) / max(1, len(self.occupied)),
-            "time/generator_wait": self.waited,
         }
