@@ -30,7 +30,7 @@ def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
     if program := [name for name in config.task.rewards if name.startswith("__main__:")]:
         raise ConfigError(
             f"task.rewards: '{program[0]}' is part of the running script or notebook, which actors cannot import; move "
-            "it to a module (in a notebook by a cell that begins with %%writefile my_rewards.py) and name it my_rewards:"
+            "it to a module (in a notebook a cell that begins with %%writefile my_rewards.py) and name it my_rewards:"
             + program[0].removeprefix("__main__:")
         )
     task = check_rewards(build_task(config.task), config.task)
