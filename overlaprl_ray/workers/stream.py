@@ -55,11 +55,12 @@ class StreamSampler:
         self.plan.load(state["plan"])
         self.groups = {group: [StreamRow(**row) for row in rows] for group, rows in state["rows"].items()}
         self.steps, self.ticks, self.occupied = state["steps"], state["ticks"], state["occupied"]
-        version, parameters = weights(self.plan.taken, True) or (0, {})
-        self.sampler.engine.load_weights(version, parameters)
+        found = weights(self.plan.taken, True)
+        assert found is not None
+        self.sampler.engine.load_weights(*found)
         self.engine.start([self.groups[group][place] for group, place in state["running"]])
         self.begun = True
-        self._evaluate(version)
+        self._evaluate(found[0])
 
     def batch(self, number: int, weights: Weights) -> tuple[Rollout, Report]:
         """Decode until a batch is complete; the evaluations that were due meanwhile are made too."""
@@ -84,7 +85,7 @@ class StreamSampler:
         """After the last batch: the evaluations of the steps whose weights were not taken over yet."""
         for step in sorted(step for step in self.evaluated if self.plan.taken < step <= last):
             self._load(step, weights, wait=True)
-        return self.report
+        return Report(self.report.evaluations, {})  # no tick, no state to go on from
 
     def _take_over(self, weights: Weights) -> None:
         """Take over all weights that are due, one step after another."""
