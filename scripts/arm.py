@@ -50,7 +50,7 @@ def run_own(job: Job, folder: Path) -> tuple[Any, ...]:
     """A run as `train` makes it, timed without evaluations; once more with them where they are wanted."""
     from rich.console import Console
 
-    from overlaprl_ray.runs.timeline import load_trace
+    from overlaprl_ray.runs.timeline import spans_of
     from overlaprl_ray.runtime.train import ray_running, train
 
     def rows(name: str, every: int) -> list[dict[str, Any]]:
@@ -68,10 +68,11 @@ def run_own(job: Job, folder: Path) -> tuple[Any, ...]:
                 if [row[name] for name in SAME] != [other[name] for name in SAME]:
                     raise RunError(f"step {row['step']}: the evaluated run is not the timed one; use schedule exact")
             evaluations = [(e["step"], e["accuracy"]) for e in _jsonl(folder / "evaluated" / "eval.jsonl")]
-    steps = load_trace(folder / "timed" / "timeline.json").steps
+    trace = json.loads((folder / "timed" / "timeline.json").read_text(encoding="utf-8"))
+    spans = list(spans_of(trace).values())
     tokens = [row["tokens"] for row in timed]
     return (
-        [step.spans["train"][1] - steps[0].spans["load"][0] for step in steps],
+        [span["train"][1] - spans[0]["load"][0] for span in spans],
         [now - before for now, before in zip(tokens, [0, *tokens], strict=False)],
         [row["reward"] for row in timed],
         evaluations,

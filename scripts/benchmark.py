@@ -141,8 +141,7 @@ def main(argv: list[str]) -> None:
     """Parse, then run, or print what would be run."""
     config, args = parse_command_line("benchmark.py", "All modes side by side on the same work.", argv, options)
     from overlaprl_ray.runtime.inputs import check_output
-    from overlaprl_ray.runtime.preflight import available_gpus
-    from overlaprl_ray.runtime.train import dry_run
+    from overlaprl_ray.runtime.preflight import available_gpus, dry_run
 
     both = args.threads_sync or ([] if available_gpus() else [min(2, os.cpu_count() or 1)])
     what = variants(args.modes, config.resources.threads, both)

@@ -4,17 +4,21 @@ python scripts/train.py                                                 # the bu
 python scripts/train.py --pipeline.mode sync --seed 1
 python scripts/train.py --config my.yaml --grpo.lr 1e-5 --dry-run
 python scripts/train.py --resume runs/x                                 # go on with a run that was cut short
+python scripts/train.py --replay runs/x                                 # repeat a run, and compare every row
 """
 
 import argparse
+from pathlib import Path
 
 from overlaprl_ray.config.cli import parse_command_line, run_script
+from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.runtime.inputs import check_inputs
 
 
 def options(parser: argparse.ArgumentParser) -> None:
     """This script's own."""
     parser.add_argument("--resume", metavar="FOLDER", help="go on with the run in this folder, exactly")
+    parser.add_argument("--replay", metavar="FOLDER", help="repeat the run in this folder serially; compare every row")
     parser.add_argument("--quiet", action="store_true", help="print the run's folder at its end, and nothing else")
 
 
@@ -23,18 +27,26 @@ def main(argv: list[str]) -> None:
     config, args = parse_command_line(
         "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv, options
     )
+    if args.replay is not None:
+        if len(argv) > 2:
+            raise ConfigError(f"--replay {args.replay}: no other argument can be given with it; the folder says it all")
+        from overlaprl_ray.runtime.repeat import repeat
+
+        return print(repeat(Path(args.replay)))
     resume = args.resume is not None
-    check_inputs(config, resume)
-    from rich.console import Console  # only now: a slip should not wait for torch and Ray
-
-    from overlaprl_ray.runtime.train import dry_run, train
-
     if args.dry_run:
+        from overlaprl_ray.runtime.preflight import dry_run  # only now: --help should not wait for imports
+
         dry_run(config, resuming=resume)
-    elif args.quiet:
-        print(train(config, Console(quiet=True), resume=resume)["folder"])
-    else:
-        train(config, resume=resume)
+        return
+    task = check_inputs(config, resume)  # before the next imports: a slip should not wait for Ray's
+    from rich.console import Console
+
+    from overlaprl_ray.runtime.train import train
+
+    summary = train(config, Console(quiet=True) if args.quiet else None, resume=resume, task=task)
+    if args.quiet:
+        print(summary["folder"])
 
 
 if __name__ == "__main__":

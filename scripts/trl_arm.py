@@ -57,7 +57,9 @@ def trl_settings(config: ExperimentConfig, bf16: Bf16, steps: int) -> dict[str, 
         "beta": grpo.beta,
         "use_bias_correction_kl": grpo.use_bias_correction_kl,
         "epsilon": grpo.clip_eps,
-        "epsilon_high": grpo.clip_eps_high,
+        "epsilon_high": grpo.trust_region[1]
+        if grpo.loss_type == "cispo"
+        else grpo.clip_eps_high,  # there the cap itself
         "delta": grpo.dual_clip,
         "loss_type": grpo.loss_type,
         "importance_sampling_level": grpo.importance_level,
@@ -83,6 +85,7 @@ def _refuse(config: ExperimentConfig, micro: int) -> None:
     """What cannot be compared, because TRL has no such thing or another one of the same name."""
     grpo = config.grpo
     only = {
+        "grpo.oversample": (grpo.oversample, 1.0),
         "grpo.num_minibatches": (grpo.num_minibatches, 1),
         "grpo.num_iterations": (grpo.num_iterations, 1),
         "grpo.correction": (grpo.correction, "none"),
@@ -119,7 +122,7 @@ def check_prompts(
     different = list({problem.prompt: problem for problem in problems}.values())
     theirs, _, _ = trainer._tokenize_prompts([trl_prompt(tokenizer, p, system_prompt) for p in different])
     for problem, other in zip(different, theirs, strict=True):
-        own = encode(tokenizer, problem.prompt, system_prompt)
+        own = encode(tokenizer, problem.asked, system_prompt)
         if own != list(other):
             raise RunError(f"prompt {problem.prompt!r:.80}: {own} here, {other} in TRL; they would do different work")
 
@@ -131,7 +134,7 @@ class Clock(TrainerCallback):
         self, config: ExperimentConfig, task: Task, every: int | None, target: float | None, seconds: float | None
     ):
         self.grpo, self.every, self.target, self.seconds = config.grpo, every, target, seconds
-        self.sampler = build_sampler(config, task) if every else None
+        self.sampler = build_sampler(config, task, config.grpo.model_name) if every else None
         self.ends: list[float] = []
         self.evaluations: list[tuple[int, float]] = []
         self.zero = 0.0
@@ -192,7 +195,7 @@ def run_trl(
 ) -> Track:
     """Train with TRL in this process; per step seconds, tokens and mean reward, and (step, accuracy) of evaluations."""
     torch.set_num_threads(threads)
-    task, tokenizer = build_task(config.task), load_tokenizer(config.grpo.model_name)
+    task, tokenizer = build_task(config.task), load_tokenizer(config.grpo.model_name, config.task.date)
     steps = config.grpo.num_steps if seconds is None else 20 * config.grpo.num_steps
     count = config.grpo.num_prompts_per_step
     problems = [p for batch in range(1, steps + 1) for p in prompts_of_batch(task.train, config.seed, batch, count)]

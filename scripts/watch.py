@@ -19,7 +19,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--port", type=int, default=9090, help="of Prometheus; Ray and Grafana expect 9090")
     parser.add_argument("--data", metavar="DIR", help="where Prometheus keeps its data (default: the cache folder)")
     args = parser.parse_args(argv)
-    from overlaprl_ray.models.tiny import cache_folder
+    from overlaprl_ray.models.files import cache_folder
     from overlaprl_ray.runs.monitoring import session_latest, watch
 
     if args.session and not Path(args.session).is_dir():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.rollout import Rollout, pad_left
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -41,6 +42,11 @@ def small(**groups) -> ExperimentConfig:
     model = {"tiny": {"warm_start_max_steps": 40, "warm_start_batch": 64}, **groups.pop("model", {})}
     task = {"eval_size": 16, "rewards": ["dense_reward:digits"], **groups.pop("task", {})}
     return ExperimentConfig(grpo=grpo, model=model, task=task, **groups)
+
+
+def policy_of(config, task) -> str:
+    """The folder that a run's policy starts from."""
+    return find_models(config, task.train).policy
 
 
 def read_jsonl(path: Path) -> list[dict]:

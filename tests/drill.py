@@ -17,7 +17,11 @@ from overlaprl_ray.runs.recorder import is_time_field
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.runtime.train import train
 
-TITLES = {"generator": "ray::GeneratorActor", "reference": "ray::ReferenceActor", "learner": "ray::LearnerActor"}
+TITLES = {
+    "generator": ("ray::GeneratorActor", "ray::StreamActor"),
+    "reference": "ray::ReferenceActor",
+    "learner": ("ray::LearnerActor", "ray::StreamLearnerActor"),
+}
 ROOT = Path(__file__).parent.parent
 TRAIN = ROOT / "scripts" / "train.py"
 # of a script's process: it imports this tree and the tests' reward functions, and joins no other Ray

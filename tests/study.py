@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from overlaprl_ray.config.cli import build_config, merge
-from overlaprl_ray.runs.discard_report import discard_report
+from overlaprl_ray.runs.summary import discard_report
 
 DECISIONS = ("fresh", "stale", "discard")
 

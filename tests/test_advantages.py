@@ -34,6 +34,15 @@ def test_equals_the_formula(group_size: int, scale: bool) -> None:
     torch.testing.assert_close(group_advantages(rewards, group_size, scale), expected, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.parametrize("scale", [True, False])
+def test_rows_that_nobody_judged_are_left_out(scale: bool) -> None:
+    nan, judged = math.nan, [0.0, 2.0, 5.0, 1.0, 3.0]
+    rewards = float64([0.0, nan, 2.0, 5.0, nan, nan, 4.0, nan, nan, nan, nan, nan, 1.0, 3.0, nan, nan])
+    three, two = naive(judged[:3], 3, scale), naive(judged[3:], 2, scale)
+    expected = [three[0], 0, *three[1:], 0, 0, 0, 0, 0, 0, 0, 0, *two, 0, 0]
+    torch.testing.assert_close(group_advantages(rewards, 4, scale), float64(expected), rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("eps", [1e-4, 0.0])
 @pytest.mark.parametrize(

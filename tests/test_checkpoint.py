@@ -8,15 +8,15 @@ import shutil
 
 import pytest
 import torch
-from conftest import small
+from conftest import policy_of, small
 from safetensors import SafetensorError
 
-from overlaprl_ray.config.identity import config_hash, differences
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.models.loading import load_tokenizer
 from overlaprl_ray.runs import checkpoint as ck
-from overlaprl_ray.runs.checkpoint import CheckpointWriter, DamagedCheckpoint, commit, newest_checkpoint, verify
+from overlaprl_ray.runs.checkpoint import DamagedCheckpoint, commit, newest_checkpoint, verify
 from overlaprl_ray.runs.files import cut_back, locked, replace_text
+from overlaprl_ray.runs.saving import CheckpointWriter, load_rollouts, load_trainer, load_weights
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.workers.build import build_learner, build_sampler
 
@@ -33,8 +33,9 @@ class Run:
     def __init__(self, config=CONFIG):
         self.config = config
         task = preflight(config).task
-        self.learner, self.sampler = build_learner(config, task), build_sampler(config, task)
-        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        self.policy = policy_of(config, task)
+        self.learner, self.sampler = build_learner(config, self.policy), build_sampler(config, task, self.policy)
+        self.tokenizer = load_tokenizer(self.policy)
         self._load()
         for batch in (1, 2):
             self.learner.step(self.sampler.rollout(batch, batch - 1))
@@ -73,9 +74,9 @@ def test_a_learner_goes_on_from_it_bit_for_bit(tmp_path, dtype):
     run.save(tmp_path)
     found = newest_checkpoint(tmp_path, run.config, notice=pytest.fail)
     assert (found.step, found.batches, found.weights_steps) == (2, (3,), (1,))
-    fresh = build_learner(run.config, preflight(run.config).task)
-    fresh.load(ck.load_trainer(found.path))
-    [[rollout]] = ck.load_rollouts(found.path)
+    fresh = build_learner(run.config, run.policy)
+    fresh.load(load_trainer(found.path))
+    [[rollout]] = load_rollouts(found.path)
     one, two = run.learner.step(run.next), fresh.step(rollout)
     assert one.metrics == two.metrics
     assert one.cells == two.cells
@@ -93,7 +94,7 @@ def test_what_is_saved_is_the_state_when_it_began_though_training_goes_on(tmp_pa
     writer.begin(tmp_path, 2, run.learner)
     run.learner.step(run.next)
     writer.complete(tmp_path, 2, [[run.next]])
-    state = ck.load_trainer(commit(tmp_path, 2, 1, {}).path)
+    state = load_trainer(commit(tmp_path, 2, 1, {}).path)
     assert all(torch.equal(a, b) for a, b in zip(state["optimizer"]["masters"], before, strict=True))
 
 
@@ -166,11 +167,27 @@ def test_one_without_the_rollouts_that_follow_it_or_of_another_run_is_passed_ove
     assert "num_steps=2" in notices[1]
 
 
+@pytest.mark.parametrize("held", [True, False])
+def test_the_last_one_leads_to_a_longer_run_where_it_holds_the_weights_for_it(run, tmp_path, held):
+    ends = run.config.with_setting("grpo.num_steps", 2)
+    weights = {1: (1, run.weights)} if held else {}
+    writer = CheckpointWriter(ends, run.tokenizer)
+    writer.begin(tmp_path, 2, run.learner)
+    writer.complete(tmp_path, 2, [], weights)
+    saved = commit(tmp_path, 2, 2, {})
+    assert saved.weights == tuple(weights)
+    assert newest_checkpoint(tmp_path, ends, notice=pytest.fail) == saved
+    assert newest_checkpoint(tmp_path, run.config, notice=lambda text: None) == (saved if held else None)
+    read = load_weights(saved.path)
+    assert {step: version for step, (version, _) in read.items()} == dict.fromkeys(weights, 1)
+    assert all(torch.equal(read[step][1][name], value) for step in read for name, value in run.weights.items())
+
+
 def test_the_newest_and_the_best_are_kept(tmp_path):
     for step in range(1, 7):
         folder = ck.scratch_of(tmp_path, step)
         folder.mkdir(parents=True)
-        ck._write_manifest(folder, {"format": 1, "step": step, "version": step, "config": "", "batches": [],
+        ck.write_manifest(folder, {"format": 1, "step": step, "version": step, "config": "", "batches": [],
                                     "weights_steps": []}, {})  # fmt: skip
         commit(tmp_path, step, keep=2, accuracies={1: 0.1, 2: 0.9, 3: 0.9, 4: 0.2})
     assert ck.saved_steps(tmp_path) == [6, 5, 3]
@@ -225,21 +242,3 @@ def test_a_file_is_replaced_whole_or_not_at_all(tmp_path):
     with pytest.raises(OSError, match="directory"):
         replace_text(path, "new")
     assert path.read_text() == "old"
-
-
-def test_identity_is_what_a_number_depends_on():
-    base = small()
-    same = small(output={"dir": "/x", "checkpoint_every": 7}, pipeline={"timeout_s": 5.0})
-    other = small(pipeline={"lag": 3})
-    assert config_hash(base) == config_hash(same)
-    assert config_hash(base) != config_hash(other)
-    assert len(config_hash(base)) == 12
-    longer = small(grpo={"num_steps": 99})
-    assert config_hash(base) != config_hash(longer)
-    saved = json.loads(json.dumps(base.model_dump(mode="json")))
-    assert differences(saved, same) == []
-    assert differences(saved, longer) == []
-    assert differences(saved, other) == ["pipeline.lag: 1 -> 3"]
-    del saved["model"]["lora_r"]  # saved before there was such a setting
-    assert differences(saved, same) == []
-    assert differences(saved, small(model={"lora_r": 4})) == ["model.lora_r: 0 -> 4"]

@@ -36,12 +36,7 @@ def written(folder: Path, text: str | bytes) -> str:
     return str(path)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is accepted
-
-
-def test_no_argument_is_the_default() -> None:
-    assert parse() == ExperimentConfig()
+# ---- what is accepted ----
 
 
 def test_overrides_beat_the_file_and_the_file_the_default(tmp_path: Path) -> None:
@@ -93,12 +88,9 @@ def test_values_on_the_command_line(name: str, text: str, value: Any) -> None:
     assert type(found) is type(value)
 
 
-def test_an_empty_file_is_the_default(tmp_path: Path) -> None:
-    assert parse("--config", written(tmp_path, "")) == ExperimentConfig()
-    assert parse("--config", written(tmp_path, "# nothing yet\n")) == ExperimentConfig()
-
-
-def test_anchors_work(tmp_path: Path) -> None:
+def test_empty_files_and_anchors(tmp_path: Path) -> None:
+    for text in ("", "# nothing yet\n"):
+        assert parse("--config", written(tmp_path, text)) == parse() == ExperimentConfig()
     config = parse("--config", written(tmp_path, "grpo: {num_steps: &n 7, num_iterations: *n}\n"))
     assert (config.grpo.num_steps, config.grpo.num_iterations) == (7, 7)
 
@@ -120,8 +112,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
     assert "built-in model: 0.001" in " ".join(words)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is refused
+# ---- what is refused ----
 
 
 @pytest.mark.parametrize(
@@ -149,7 +140,7 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         (["--grpo.lr", '!!int ""'], ["--grpo.lr", "not a YAML value"]),
         (["--grpo.lr", "[" * 5000], ["--grpo.lr", "not a YAML value"]),
         (["--grpo.num_steps", "9" * 5000], ["--grpo.num_steps", "not a YAML value"]),
-        (["--grpo.num_steps", "0x" + "f" * 5000], ["grpo.num_steps = an integer of 20000 bits"]),
+        (["--grpo.num_steps", "0x" + "f" * 5000], ["grpo.num_steps = a very long integer"]),
         (["--grpo.lr", ".nan"], ["grpo.lr = nan", "> 0"]),
         (["--grpo.lr", "-.inf"], ["--grpo.lr"]),
         (["--grpo.top_p", "0.9"], ["unknown argument", "--grpo.top_p"]),
@@ -217,8 +208,7 @@ def test_an_override_does_not_hide_a_bad_group(tmp_path: Path, text: str) -> Non
     assert "mapping of settings" in message
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The script itself
+# ---- the script itself ----
 
 
 def script(folder: Path, *argv: str, code: str | None = None) -> tuple[subprocess.CompletedProcess[str], float]:

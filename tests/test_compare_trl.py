@@ -57,7 +57,7 @@ def trainer(tmp_path):
 
 def test_both_arms_have_the_same_settings(trainer):
     """TRL's attributes, as its loss and optimizer read them, against ours."""
-    config, task, _, theirs = trainer
+    config, _, _, theirs = trainer
     grpo = config.grpo
     assert grpo.trust_region == (1 - theirs.epsilon_low, 1 + theirs.epsilon_high) == (0.8, 1.28)
     assert (grpo.dual_clip, grpo.beta, grpo.loss_type) == (theirs.args.delta, theirs.beta, theirs.loss_type)
@@ -67,7 +67,7 @@ def test_both_arms_have_the_same_settings(trainer):
     assert theirs.args.generation_batch_size == grpo.batch_rows == theirs.args.gradient_accumulation_steps * 8
     assert theirs.args.max_grad_norm == grpo.max_grad_norm
     theirs.create_optimizer()
-    own = build_learner(config, task).optimizer.adamw.param_groups
+    own = build_learner(config, config.grpo.model_name).optimizer.adamw.param_groups
     for mine, group in zip(own, theirs.optimizer.param_groups, strict=True):
         assert [mine[name] for name in ("betas", "eps", "weight_decay")] == [
             group[name] for name in ("betas", "eps", "weight_decay")
@@ -101,7 +101,7 @@ def test_both_arms_start_from_the_same_tokens_in_the_same_order(trainer):
         p.prompt for batch in range(1, 5) for p in prompts_of_batch(task.train, config.seed, batch, 4)
     ]
     assert all(asked[i] == asked[i - i % group] for i in range(len(asked)))
-    rollout = build_sampler(config, task).rollout(batch=1, weights_step=0)
+    rollout = build_sampler(config, task, config.grpo.model_name).rollout(batch=1, weights_step=0)
     mine = [ids[mask].tolist() for ids, mask in zip(rollout.prompt_ids, rollout.prompt_mask, strict=True)]
     assert theirs._tokenize_prompts(asked[: config.grpo.batch_rows])[0] == mine
 
@@ -142,11 +142,11 @@ def test_a_copy_without_an_end_never_ends(tmp_path):
     task = build_task(config.task)
     folder = never_ending(Path(config.grpo.model_name), tmp_path / "model")
     endless = changed(config, grpo={"model_name": str(folder)})
-    assert not build_sampler(config, task).rollout(1, 0).completion_mask.all()
-    rollout = build_sampler(endless, task).rollout(1, 0)
+    assert not build_sampler(config, task, config.grpo.model_name).rollout(1, 0).completion_mask.all()
+    rollout = build_sampler(endless, task, str(folder)).rollout(1, 0)
     assert rollout.completion_mask.all()
     assert rollout.completion_mask.shape == (16, 40)
-    before, after = (load_model(c, c.grpo.model_name, task).state_dict() for c in (config, endless))
+    before, after = (load_model(name).state_dict() for name in (config.grpo.model_name, str(folder)))
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert load_tokenizer(str(folder))("12+34=")["input_ids"] == tiny_tokenizer()("12+34=")["input_ids"]
 
@@ -163,7 +163,7 @@ def test_trl_runs_and_its_evaluations_are_ours():
     assert ends == sorted(ends)
     assert len(ends) == len(rewards) == len(tokens) == 6
     assert all(16 <= n <= 16 * 5 for n in tokens)
-    accuracy, _ = build_sampler(config, build_task(config.task)).evaluate()
+    accuracy, _ = build_sampler(config, build_task(config.task), config.grpo.model_name).evaluate()
     assert evaluations[0] == (0, accuracy)
     assert len(run_trl(config, 1, None, 2, 0.0, None)[0]) == 2
     assert [step for step, _ in run_trl(config, 1, None, 2, None, ends[0] / 100)[3]] == [0, 1]

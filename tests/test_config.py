@@ -1,6 +1,7 @@
 """The settings: the default, what is refused, and that nothing but `ConfigError` ever comes out of `build_config`."""
 
 import math
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from overlaprl_ray import ExperimentConfig, GRPOConfig, StalenessConfig, StalenessScheduler
-from overlaprl_ray.config.cli import build_config, fields, merge
+from overlaprl_ray.config.cli import build_config, fields, load_config, merge
 from overlaprl_ray.config.grpo import TINY_DEFAULTS
 from overlaprl_ray.errors import ConfigError
 
@@ -66,6 +67,45 @@ def test_snippets_of_the_readme_run() -> None:
     kl = scheduler.measure_staleness([-1.0, -2.0], [-1.0, -2.0])
     decision = scheduler.decide(kl)
     assert (kl, decision.decision, decision.weight, decision.kl_divergence) == (0.0, "fresh", 1.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("grpo.lr: 0.001", {"grpo.lr": 0.001}),
+        ("grpo.lr: 0.001\ngrpo: {num_steps: 7}", {"grpo.lr": 0.001, "grpo.num_steps": 7}),
+        ("model: {tiny.layers: 1}\nmodel.tiny: {heads: 2}", {"model.tiny.layers": 1, "model.tiny.heads": 2}),
+        ("x-a: &a {lr: 0.1, beta: 0.0}\ngrpo: {<<: *a, lr: 0.2}", {"grpo.lr": 0.2, "grpo.beta": 0.0}),
+        ("x-a: &a {lag: 2}\nx-b: &b {<<: *a, mode: async}\npipeline: {<<: *b}", {"pipeline.lag": 2}),
+        ("x-a: &a {lag: 2}\nx-b: &b {mode: async}\npipeline: {<<: [*a, *b]}", {"pipeline.mode": "async"}),
+        ("grpo: {num_steps: 010}", {"grpo.num_steps": 10}),
+        ("seed: 0017", {"seed": 17}),
+        (
+            "task: {gym: {size: 0x10, seed: -011}}",
+            {"task.gym": {"size": 16, "seed": -11}},
+        ),
+    ],
+)
+def test_yaml_as_people_mean_it(tmp_path: Path, text: str, expected: dict[str, Any]) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    config = load_config(tmp_path / "c.yaml")
+    assert {name: get(config, name) for name in expected} == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("grpo.lr: 0.001\ngrpo: {lr: 0.1}", "grpo.lr is given twice, by its dotted name and in its group"),
+        ("model.tiny.layers: 1\nmodel: {tiny.layers: 2}", "model.tiny.layers is given twice"),
+        ("grpo.lrr: 1", "grpo.lrr: unknown setting (value 1); did you mean 'grpo.lr'?"),
+        ("a: &a {lag: 2}\npipeline: {<<: *a}", "a: unknown setting"),
+    ],
+)
+def test_yaml_that_means_nothing(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "c.yaml").write_text(text)
+    with pytest.raises(ConfigError) as error:
+        load_config(tmp_path / "c.yaml")
+    assert said in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +183,7 @@ BAD: list[tuple[str, Any]] = [
     *[("grpo.adam_eps", x) for x in (0, -1e-8, 2, nan, inf)],
     *[("grpo.use_bias_correction_kl", x) for x in (1, "yes", None)],
     *[("grpo.correction_cap", x) for x in (0, nan, inf)],
+    *[("grpo.correction_band", x) for x in ([0, 1], [1], 0.5, [0.5, nan])],
     *[("grpo.scale_rewards", x) for x in (1, 0, "yes", "true", None, 1.0)],
     *[("grpo.model_name", x) for x in (5, None, True, ["a"], 1.5)],
     *[(f"grpo.{n}", "other") for n in ("kl_penalty", "loss_type", "importance_level", "correction")],

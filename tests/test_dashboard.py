@@ -16,9 +16,8 @@ from pathlib import Path
 
 import pytest
 from conftest import read_jsonl
-from overlaprl_ray.reports.decisions import decisions_table
 
-from overlaprl_ray.runs.grafana import dashboard
+from overlaprl_ray.runs.monitoring import dashboard
 from overlaprl_ray.runs.ray_metrics import GAUGES, PHASES, STAGES
 
 ROOT = Path(__file__).parents[1]
@@ -199,10 +198,10 @@ def test_prometheus_has_every_metric_with_its_tags_as_the_run_wrote_it(watched):
     assert decided.count("discard") > 0
     for decision in set(decided):
         assert last("decisions_total", decision=decision) == decided.count(decision)
-    cells = decisions_table(watched.folder)
-    for trait in ("length", "reward", "difficulty"):
-        counts = cells.groupby([trait, "decision"])["rows"].sum()
-        for (quarter, decision), count in counts.items():
+    cells = [cell for row in read_jsonl(watched.folder / "decisions.jsonl") for cell in row["cells"]]
+    for place, trait in enumerate(("length", "reward", "difficulty")):
+        for quarter, decision in {(cell[place], cell[3]) for cell in cells}:
+            count = sum(cell[4] for cell in cells if (cell[place], cell[3]) == (quarter, decision))
             assert last("rows_total", trait=trait, quarter=str(quarter), decision=decision) == count
     for stage in STAGES:
         seconds = [row[f"time/{stage}"] for row in rows if row[f"time/{stage}"] is not None]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from conftest import make_rollout, small
 
-from overlaprl_ray.algorithm.rules import DECISIONS
+from overlaprl_ray.config.staleness import DECISIONS
 from overlaprl_ray.engines.hf import Generated
-from overlaprl_ray.runs.discard_report import BINS, discard_report
-from overlaprl_ray.runs.notices import floor_notice, notices, silence_notice
+from overlaprl_ray.runs.notices import floor_notice, notices, signal_notice, silence_notice
+from overlaprl_ray.runs.summary import BINS, discard_report
 from overlaprl_ray.workers.cells import cells_of
 
 ROWS, TOKENS = 24, 8
@@ -80,3 +80,14 @@ def test_notices_name_thresholds_under_the_floor_and_rules_that_never_fired():
     assert silence_notice(config_of(), {"fresh": 0, "stale": 0, "discard": 0}) is None  # nor any step
     assert len(notices(config_of(kl_fresh=1e-3), 1.6e-3, silent)) == 2
     assert notices(config_of(kl_fresh=1e-3), None, fired) == []
+
+
+def test_twenty_steps_without_signal_are_said_once_and_again_in_the_summary():
+    shares = [0.5, *[1.0] * 25, 0.0, *[1.0] * 19, 0.0, *[1.0] * 20]
+    rows = [{"step": i, "reward": 0.0, "frac_reward_zero_std": share} for i, share in enumerate(shares, start=1)]
+    said = {end: text for end in range(len(rows) + 1) if (text := signal_notice(rows[:end]))}
+    assert list(said) == [21, 67]
+    assert "no group had signal in steps 2 to 21: " in said[21]
+    fired = {"fresh": 3, "stale": 1, "discard": 0}
+    assert notices(config_of(), None, fired, rows) == [said[21]]
+    assert notices(config_of(), None, fired, rows[:20]) == []

@@ -7,7 +7,7 @@ import pytest
 from conftest import small
 from pydantic import Field, create_model
 
-from overlaprl_ray.config import ExperimentConfig, GRPOConfig, PipelineConfig, identity
+from overlaprl_ray.config import ExperimentConfig, PipelineConfig, identity
 from overlaprl_ray.config.identity import check_run, config_hash, differences
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.runtime.recording import finished_summary
@@ -24,8 +24,10 @@ def test_a_setting_given_at_its_default_is_not_given():
     assert config_hash(config()) == config_hash(config(pipeline={"lag": 1}, grpo={"lr": 4e-4}))
     assert config_hash(config(grpo={"model_name": "m"})) == config_hash(config(grpo={"model_name": "m", "lr": 1e-5}))
     assert config_hash(config(grpo={"model_name": "m"})) != config_hash(config(grpo={"model_name": "m", "lr": 4e-4}))
-    assert config_hash(config(output={"dir": "x", "eval_every": 3})) == config_hash(config())
-    assert config_hash(config(seed=1)) != config_hash(config())
+    no_part = config(output={"dir": "x", "eval_every": 3}, pipeline={"timeout_s": 5.0})
+    assert config_hash(no_part) == config_hash(config())
+    assert len({config_hash(c) for c in (config(), config(seed=1), config(pipeline={"lag": 3}))}) == 3
+    assert len(config_hash(config())) == 12
 
 
 def test_a_setting_added_later_renames_no_run(monkeypatch):
@@ -51,11 +53,13 @@ def test_the_number_of_steps_may_change_unless_the_rate_depends_on_it(schedule, 
     assert changed == ([] if free else ["grpo.num_steps: 10 -> 20"])
 
 
-def test_settings_that_are_gone_are_told():
+def test_settings_that_are_gone_or_new_are_told():
     saved = config().model_dump(mode="json")
+    del saved["model"]["lora_r"]  # saved before there was such a setting
+    assert differences(saved, config()) == []
+    assert differences(saved, config(model={"lora_r": 4})) == ["model.lora_r: 0 -> 4"]
     saved["grpo"]["top_p"] = 1.0
-    assert differences(saved, config()) == ["grpo.top_p: 1.0 -> unset"]
-    assert GRPOConfig().lr == 4e-4
+    assert differences(saved, config(output={"dir": "x"})) == ["grpo.top_p: 1.0 -> unset"]
 
 
 @pytest.mark.parametrize("number", [1, None])

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from conftest import small
+from conftest import policy_of, small
 from transformers import AutoModelForCausalLM
 
 from overlaprl_ray.algorithm.schedule import learning_rate
@@ -174,7 +174,7 @@ def test_minibatches_are_updates_on_whole_groups(model, rollout):
 
 
 @pytest.mark.parametrize("rule", ["none", "version", "opsm", "m2po", "kl"])
-@pytest.mark.parametrize("correction", ["none", "truncated", "decoupled"])
+@pytest.mark.parametrize("correction", ["none", "truncated", "decoupled", "icepop", "sequence_mask"])
 def test_every_rule_goes_with_every_correction(model, rollout, rule, correction):
     staleness = {"rule": rule, "kl_fresh": 1e-4, "kl_stale": 5.0, "m2po_tau": 1e-3}
     shape = {"num_minibatches": 2, "num_iterations": 2, "micro_batch_size": 4, "correction": correction}
@@ -290,9 +290,9 @@ def test_bfloat16_keeps_float32_masters_that_see_small_steps(model, rollout):
 def test_bfloat16_masters_start_at_the_checkpoints_own_float32_weights():
     """Begun at the rounded weights, a master would have to cross half a spacing before anything moves."""
     config = small(model={"dtype": "bfloat16", "tiny": {"warm_start_max_steps": 40}})
-    task = build_task(config.task)
-    learner = build_learner(config, task)
-    exact = dict(load_model(config, "tiny", task, dtype="float32").named_parameters())
+    policy = policy_of(config, build_task(config.task))
+    learner = build_learner(config, policy)
+    exact = dict(load_model(policy).named_parameters())
     held = dict(learner.model.named_parameters())
     assert all(held[name].dtype == torch.bfloat16 for name in held)
     assert all(torch.equal(m, exact[name]) for name, m in zip(held, learner.optimizer.masters, strict=True))

@@ -10,10 +10,11 @@ import pytest
 import yaml
 from conftest import read_jsonl, small
 
+from overlaprl_ray.config.identity import config_hash
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.loggers import TAG_PREFIX, RunLoggers, check_loggers, numbers, tensorboard
 from overlaprl_ray.runtime.train import train
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 
 def events(folder: Path) -> dict[str, dict[int, float]]:
@@ -120,7 +121,7 @@ import sys
 from pathlib import Path
 from conftest import small
 from overlaprl_ray.runs.loggers import RunLoggers, check_loggers
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 folder = Path(sys.argv[1])
 config = small(output={"dir": str(folder), "wandb": "demo", "tensorboard": False})
@@ -153,7 +154,8 @@ def log_records(data: bytes):
 def test_weights_and_biases_works_without_an_account(tmp_path):
     """In a process of its own, with no key to be found: wandb keeps settings and threads for a process's life."""
     protocol = pytest.importorskip("wandb.proto.wandb_internal_pb2")
-    folder = tmp_path / "sweep" / "trials" / "abc"
+    name = config_hash(small())
+    folder = tmp_path / "sweep" / "trials" / name
     folder.mkdir(parents=True)
     hidden = {name: value for name, value in os.environ.items() if not name.startswith("WANDB")}
     paths = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
@@ -169,7 +171,7 @@ def test_weights_and_biases_works_without_an_account(tmp_path):
         run = record.run if record.WhichOneof("record_type") == "run" else run
         if record.WhichOneof("record_type") == "history":
             rows.append({item.key or "/".join(item.nested_key): item.value_json for item in record.history.item})
-    assert (run.project, run.display_name, run.run_group) == ("demo", "abc", "sweep")
+    assert (run.project, run.display_name, run.run_group) == ("demo", name, "sweep")
     assert rows[0]["eval/accuracy"] == "0.25"
     assert [(row["step"], row["reward"], row["staleness/decision"]) for row in rows[1:]] == [
         ("1", "0.125", '"fresh"'),

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from conftest import read_jsonl, small
+from conftest import policy_of, read_jsonl, small
 from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from pydantic import ValidationError
@@ -17,8 +17,8 @@ from overlaprl_ray.models.files import check_model_files
 from overlaprl_ray.models.loading import load_model, load_tokenizer
 from overlaprl_ray.models.logprobs import response_logprobs
 from overlaprl_ray.models.lora import add_adapter
-from overlaprl_ray.runs import checkpoint as ck
-from overlaprl_ray.runs.checkpoint import CheckpointWriter, commit, newest_checkpoint
+from overlaprl_ray.runs.checkpoint import commit, newest_checkpoint
+from overlaprl_ray.runs.saving import CheckpointWriter, load_trainer
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.runtime.resources import plan_resources
@@ -45,8 +45,9 @@ def task(cache):
 
 def trained(config, task, steps=2):
     """A learner after some steps of its own rollouts, its sampler with it."""
-    learner, sampler = build_learner(config, task), build_sampler(config, task)
-    reference = build_reference(config, task, learner=learner) if config.grpo.beta else None
+    policy = policy_of(config, task)
+    learner, sampler = build_learner(config, policy), build_sampler(config, task, policy)
+    reference = build_reference(config, policy, learner=learner) if config.grpo.beta else None
     results = []
     for step in range(1, steps + 1):
         sampler.engine.load_weights(learner.version, learner.weights())
@@ -75,7 +76,7 @@ def test_nothing_but_the_adapter_is_trainable_and_the_base_does_not_move(task, t
     layers = {name.partition(".lora_")[0].rpartition(".")[2] for name in trainable}
     every = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
     assert layers == (every if target == "all-linear" else set(target))
-    base = dict(load_model(config, "tiny", task).named_parameters())
+    base = dict(load_model(policy_of(config, task), dtype).named_parameters())
     held = {name.replace(".base_layer", ""): p for name, p in parameters.items() if name not in trainable}
     assert held.keys() == base.keys()
     assert all(torch.equal(held[name], base[name]) for name in base)
@@ -90,7 +91,7 @@ def test_only_the_seed_decides_how_an_adapter_starts(task):
     def start(seed):
         config = config_of(seed=seed)
         torch.rand(3)  # what was drawn before does not count
-        return add_adapter(config.model, config.seed, load_model(config, "tiny", task)).state_dict()
+        return add_adapter(config.model, config.seed, load_model(policy_of(config, task))).state_dict()
 
     one, two, other = start(0), start(0), start(1)
     assert all(torch.equal(one[name], two[name]) for name in one)
@@ -100,7 +101,7 @@ def test_only_the_seed_decides_how_an_adapter_starts(task):
 def test_scale_is_alpha_over_rank(task):
     for alpha, expected in ((None, 2.0), (2, 0.5)):
         config = config_of(model={"lora_alpha": alpha})
-        model = load_model(config, "tiny", task)
+        model = load_model(policy_of(config, task))
         add_adapter(config.model, config.seed, model)
         assert {m.scaling["default"] for m in model.modules() if isinstance(m, LoraLayer)} == {expected}
 
@@ -122,8 +123,9 @@ def test_the_adapter_off_is_the_base_and_scoring_leaves_no_trace(task):
     learner, sampler, _ = trained(config, task)
     rollout = sampler.rollout(3, 2)
     before = {name: value.clone() for name, value in learner.weights().items()}
-    found = build_reference(config, task, learner=learner)
-    apart = build_reference(config_of("overlap", grpo={"beta": 0.1}), task)
+    policy = policy_of(config, task)
+    found = build_reference(config, policy, learner=learner)
+    apart = build_reference(config_of("overlap", grpo={"beta": 0.1}), policy)
     assert found.model is learner.model
     assert apart.model is not learner.model
     one, two = found.score(rollout), apart.score(rollout)
@@ -168,7 +170,7 @@ def test_saved_adapter_and_merged_model_are_the_policy(task, tmp_path):
             value.add_(0.1)
     save(tmp_path / "adapter")
     assert {p.name for p in (tmp_path / "adapter").iterdir()} >= {"adapter_config.json", "adapter_model.safetensors"}
-    base = load_model(config_of(), "tiny", task)
+    base = load_model(policy_of(config_of(), task))
     again = PeftModel.from_pretrained(base, str(tmp_path / "adapter"))
     assert torch.equal(logits(again), expected)
     merged = again.merge_and_unload()
@@ -176,12 +178,15 @@ def test_saved_adapter_and_merged_model_are_the_policy(task, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_merged_copy_is_a_plain_model(task, tmp_path, dtype):
+def test_the_merged_copy_is_a_plain_model(task, tmp_path, monkeypatch, dtype):
     learner, _, _ = trained(config_of(model={"dtype": dtype}), task)
-    plain = learner.master_copy()
+    with monkeypatch.context() as patch:  # each parameter goes to the CPU by itself: a GPU has no room for a second set
+        patch.setattr(torch.nn.Parameter, "__deepcopy__", lambda parameter, memo: pytest.fail("copied on its device"))
+        plain = learner.master_copy()
+    assert {p.device.type for p in plain.parameters()} == {"cpu"}
     exact = copy.deepcopy(learner.model).float()
     assert (logits(plain) - logits(exact)).abs().max() < 1e-4
-    assert (logits(plain) - logits(load_model(config_of(), "tiny", task))).abs().max() > 1e-2
+    assert (logits(plain) - logits(load_model(policy_of(config_of(), task)))).abs().max() > 1e-2
     plain.save_pretrained(tmp_path)
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert loaded.dtype == torch.float32
@@ -203,8 +208,8 @@ def test_going_on_from_a_checkpoint_is_exact(task, tmp_path):
     whole = sum(p.numel() * p.element_size() for p in learner.model.parameters())
     assert (folder / "trainer.pt").stat().st_size < whole  # masters and moments of the adapter alone
     found = newest_checkpoint(tmp_path, config, notice=pytest.fail)
-    fresh = build_learner(config, task)
-    fresh.load(ck.load_trainer(found.path))
+    fresh = build_learner(config, policy_of(config, task))
+    fresh.load(load_trainer(found.path))
     assert all(torch.equal(fresh.weights()[name], value) for name, value in learner.weights().items())
     assert learner.step(rollout).metrics == fresh.step(rollout).metrics
     assert all(torch.equal(fresh.weights()[name], value) for name, value in learner.weights().items())
@@ -232,7 +237,7 @@ def test_a_run_equals_its_replay_and_leaves_an_adapter(local_ray, tmp_path, mode
         parts = name.removeprefix("base_model.model.").rpartition(".weight")
         assert torch.equal(weights[f"{parts[0]}.default.weight"], value)
     task = preflight(config_of()).task
-    adapted = PeftModel.from_pretrained(load_model(config_of(), "tiny", task), str(folder / "final"))
+    adapted = PeftModel.from_pretrained(load_model(policy_of(config_of(), task)), str(folder / "final"))
     merged = AutoModelForCausalLM.from_pretrained(folder / "final" / "merged")
     assert (logits(adapted) - logits(merged)).abs().max() < 1e-4
     with pytest.raises(ConfigError, match=r"LoRA adapter alone.*final/merged"):
@@ -252,7 +257,8 @@ def test_modes_differ_in_who_scores_and_not_in_numbers():
 def test_an_adapter_alone_learns_what_its_advantages_say(task):
     """Passes over one batch: what was better than its siblings becomes likelier than what was worse."""
     config = config_of("sync", grpo={"beta": 0.0, "lr": 1e-3, "num_iterations": 10})
-    learner, sampler = build_learner(config, task), build_sampler(config, task)
+    policy = policy_of(config, task)
+    learner, sampler = build_learner(config, policy), build_sampler(config, task, policy)
     sampler.engine.load_weights(0, learner.weights())
     rollout = sampler.rollout(1, 0)
     learner.step(rollout)
@@ -284,7 +290,7 @@ def test_without_peft_it_says_what_to_install(monkeypatch):
 
 
 def test_without_lora_nothing_changes(task):
-    learner = build_learner(small(), task)
+    learner = build_learner(small(), policy_of(small(), task))
     assert learner.adapter is None
     assert learner.weights().keys() == dict(learner.model.named_parameters()).keys()
     assert isinstance(learner, Learner)

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from itertools import product
+from itertools import combinations, product
 from typing import Any
 
 import pytest
@@ -24,6 +24,7 @@ PLAIN = GRPOConfig(
     importance_level="token",
     correction="none",
     correction_cap=1.5,
+    correction_band=(0.7, 3.0),
 )
 
 
@@ -115,6 +116,11 @@ def naive(
                 weight = math.exp(sum(prox[s] - mu[s] for s in tokens) / len(tokens))
             if settings.correction == "none":
                 weight = 1.0
+            elif settings.correction == "sequence_mask":
+                mean = math.exp(sum(prox[s] - mu[s] for s in tokens) / len(tokens))
+                weight = float(0.7 <= mean <= 3)
+            elif settings.correction == "icepop":
+                weight = weight if 0.7 <= weight <= 3 else 0.0
             elif settings.correction == "truncated":
                 weight = min(weight, settings.correction_cap)
             elif weight > settings.correction_cap:
@@ -129,6 +135,9 @@ def naive(
                 value = torch.tensor(settings.dual_clip * advantage, dtype=torch.float64)
             if keep is not None and not keep[i, t]:
                 value = torch.zeros((), dtype=torch.float64)
+            if settings.loss_type == "cispo":
+                capped = ratio.item() if keep is not None else min(ratio.item(), settings.trust_region[1])
+                value = capped * advantage * x[i][t] * (1.0 if keep is None else float(keep[i, t]))
             term = -weight * value
             if settings.beta:
                 log_r = batch.reference[i, t].item() - x[i][t]
@@ -146,7 +155,7 @@ def naive(
         row = sum(terms) / len(terms) if settings.loss_type == "grpo" else sum(terms)
         total = total + row * (1.0 if row_weight is None else row_weight[i].item())
     count = int(batch.mask.sum())
-    total = total / {"grpo": rows, "dapo": count, "dr_grpo": rows * MAX_NEW_TOKENS}[settings.loss_type]
+    total = total / {"grpo": rows, "dapo": count, "cispo": count, "dr_grpo": rows * MAX_NEW_TOKENS}[settings.loss_type]
     gradients = torch.autograd.grad(
         total, [value for row in x for value in row], allow_unused=True, materialize_grads=True
     )
@@ -172,16 +181,21 @@ def test_the_batch_reaches_every_clip_and_cap(batch: Batch, level: Any, correcti
     assert output.clip_high > 0
     _, dual_clipped = evaluate(changed(settings, dual_clip=1.8), batch, proximal=batch.proximal)
     assert not torch.equal(gradient, dual_clipped)
-    weights = [
-        evaluate(changed(settings, correction=c), batch, proximal=batch.proximal)[1] for c in ("truncated", "decoupled")
-    ]
-    assert not torch.equal(*weights)
+    kinds = ("none", "truncated", "decoupled", "icepop", "sequence_mask")
+    gradients = [evaluate(changed(settings, correction=c), batch, proximal=batch.proximal)[1] for c in kinds]
+    assert not any(torch.equal(one, other) for one, other in combinations(gradients, 2))
 
 
 @pytest.mark.parametrize("later_update", [False, True], ids=["first", "later"])
 @pytest.mark.parametrize(
     ("loss_type", "importance_level", "correction"),
-    list(product(["grpo", "dapo", "dr_grpo"], ["token", "sequence"], ["none", "truncated", "decoupled"])),
+    list(
+        product(
+            ["grpo", "dapo", "dr_grpo", "cispo"],
+            ["token", "sequence"],
+            ["none", "truncated", "decoupled", "icepop", "sequence_mask"],
+        )
+    ),
 )
 def test_equals_the_formula(
     batch: Batch, loss_type: Any, importance_level: Any, correction: Any, later_update: bool
@@ -200,7 +214,7 @@ def test_dual_clip_and_penalties_equal_the_formula(
 
 
 @pytest.mark.parametrize("dual_clip", [None, 1.8])
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo", "cispo"])
 def test_row_weight_and_keep_equal_the_formula(batch: Batch, loss_type: Any, dual_clip: Any) -> None:
     settings = changed(PLAIN, loss_type=loss_type, beta=0.1, dual_clip=dual_clip)
     keep = torch.rand(batch.mask.shape, generator=torch.Generator().manual_seed(1)) < 0.6
@@ -265,7 +279,7 @@ def test_an_unknown_loss_type_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("level", ["token", "sequence"])
-@pytest.mark.parametrize("correction", ["truncated", "decoupled"])
+@pytest.mark.parametrize("correction", ["truncated", "decoupled", "icepop", "sequence_mask"])
 def test_on_policy_corrections_change_nothing(batch: Batch, correction: Any, level: Any) -> None:
     """μ = π_prox: w = 1 and r = ρ, at the first update and, after π has moved, at the second."""
     none = changed(PLAIN, importance_level=level)
@@ -429,3 +443,15 @@ def test_an_all_masked_batch_is_zero(batch: Batch) -> None:
         output, gradient = evaluate(changed(PLAIN, loss_type=loss_type, beta=0.1), empty)
         assert output.loss == 0
         assert not gradient.any()
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss_type": "cispo", "dual_clip": 2.0}, "dual_clip=2.0 cannot be combined with loss_type=cispo"),
+        ({"correction_band": [2.0, 1.0]}, r"correction_band=\[2.0, 1.0\]: the first must be below the second"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_refused(values: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        GRPOConfig(**values)

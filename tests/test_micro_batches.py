@@ -20,7 +20,7 @@ from overlaprl_ray.rollout import Scores
 from overlaprl_ray.runtime.preflight import preflight
 from overlaprl_ray.runtime.replay import replay
 from overlaprl_ray.workers.learner import Learner
-from overlaprl_ray.workers.micro_batches import micro_batches, padded_tokens, real_tokens, rows_with_signal
+from overlaprl_ray.workers.micro_batches import micro_batches, rows_with_signal
 from overlaprl_ray.workers.reference import Reference
 
 PROMPTS = [[5 + i] * (1 + 3 * i % 7) for i in range(8) for _ in range(2)]  # 8 groups of 2, ragged
@@ -33,6 +33,14 @@ RULES = [
 ]
 STEP = ("loss", "policy_loss", "grad_norm", "clip_ratio/low", "clip_ratio/high")
 JUDGED = tuple(f"staleness/{name}" for name in ("kl", "weight", "frac_fresh", "frac_stale", "frac_discarded"))
+
+
+def padded_tokens(part):
+    return part.prompt_ids.numel() + part.completion_ids.numel()
+
+
+def real_tokens(part):
+    return int(part.prompt_mask.sum()) + int(part.completion_mask.sum())
 
 
 def config_of(staleness=None, **grpo) -> ExperimentConfig:
@@ -115,7 +123,6 @@ def test_every_row_once_within_the_budget_and_groups_whole(lengths, budget, by_g
     found = micro_batches(rollout, config.grpo, config.judges_groups)
     assert sorted(row for rows, _ in found for row in rows.tolist()) == list(range(len(lengths)))
     for rows, part in found:
-        assert padded_tokens(part) == part.prompt_ids.numel() + part.completion_ids.numel()
         assert len(part.prompts) == len(rows)
         unit = 2 if by_groups else 1
         assert padded_tokens(part) <= budget or len(rows) == unit
@@ -185,8 +192,11 @@ def test_sorting_wastes_less():
 
 def test_the_waste_is_logged(model, rollout):
     metrics = [stepped(model, config_of(micro_batch_size=size), rollout)[0] for size in (None, 4, 1)]
-    padded = 16 * (rollout.prompt_ids.shape[1] + int(rollout.completion_mask.sum(1).max()))
-    assert metrics[0]["padding_waste"] == pytest.approx(1 - real_tokens(rollout) / padded)
+    prompts, inputs = rollout.prompt_mask.sum(1)[::2], rollout.completion_mask.sum(1).sub(1).clamp(min=0)
+    lengths = prompts + inputs[::2] + inputs[1::2]  # a group's prompt once, and no completion's last token
+    padded = 8 * int(lengths.max())
+    assert metrics[0]["tokens_computed"] == padded
+    assert metrics[0]["padding_waste"] == pytest.approx(1 - int(lengths.sum()) / padded)
     assert metrics[0]["padding_waste"] > metrics[1]["padding_waste"] > metrics[2]["padding_waste"] == 0
 
 

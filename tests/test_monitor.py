@@ -14,8 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.runs.grafana import dashboard
-from overlaprl_ray.runs.monitoring import greeting, provision, session_latest, watch
+from overlaprl_ray.runs.monitoring import dashboard, greeting, provision, session_latest, watch
 
 needs_prometheus = pytest.mark.skipif(
     shutil.which("prometheus") is None, reason="prometheus is not installed (apt-get install prometheus)"

@@ -2,17 +2,21 @@
 
 import json
 import os
+import sys
+import threading
 
 import pytest
 import ray
 import torch
-from conftest import read_jsonl, small
+from conftest import policy_of, read_jsonl, small
 
 from overlaprl_ray.algorithm.schedule import Schedule
 from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models.folders import find_models
 from overlaprl_ray.runtime.actors import check_simulated
 from overlaprl_ray.runtime.preflight import preflight
+from overlaprl_ray.runtime.repeat import repeat
 from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.runtime.train import train
 from overlaprl_ray.runtime.weights import publish
@@ -70,6 +74,8 @@ def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
     assert all(made[step] < step for step in made)
     assert sum(made[step] > Schedule(lag).weights_step(step) for step in range(6, 17)) >= 8
     assert list(made) == list(range(1, 17))
+    assert [row["weights_step"] for row in rows] == list(made.values())
+    assert "16 steps repeated, every row equal" in repeat(tmp_path / "run")
 
 
 def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, monkeypatch):
@@ -77,20 +83,27 @@ def test_actors_share_the_gpu_by_fractions_and_leave_nothing_behind(local_ray, m
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")  # found out after this Ray was started
     config = small()
     ready = preflight(config)
-    free = ray.available_resources()["GPU"]
-    started = Actors(config, ready.task, ready.plan, run="placement")
+    free = 1.0
+    assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free)  # other tests' actors are gone
+    models = find_models(config, ready.task.train)
+    started = Actors(config, ready.task, models, ready.plan, run="placement")
     started.start()
+    started.wait_ready()
     held = ready.plan.generator_gpu + ready.plan.reference_gpu + ready.plan.learner_gpu
     assert 0.9 <= held <= 1
     assert wait_for(lambda: ray.available_resources().get("GPU", 0.0), free - held)
     for role in ("generator", "reference", "learner"):
         actor = ray.get_actor(f"placement/{role}")
-        found = ray.get(actor.__ray_call__.remote(lambda self: dict(os.environ)))
+        found, modules = ray.get(actor.__ray_call__.remote(lambda self: (dict(os.environ), set(sys.modules))))
         assert (found["HF_HUB_OFFLINE"], found["OMP_WAIT_POLICY"]) == ("1", "PASSIVE")
+        assert modules & {"pandas", "matplotlib", "scipy", "datasets", "sklearn"} == set()
     # a second set does not fit beside the first: it says so instead of hanging
     short = config.with_setting("resources.start_timeout_s", 3.0)
+    second = Actors(short, ready.task, models, ready.plan, run="second")
+    second.start()
     with pytest.raises(RunError, match=r"timed out waiting for .*resources.start_timeout_s"):
-        Actors(short, ready.task, ready.plan, run="second").start()
+        second.wait_ready()
+    second.stop()
     started.stop()
     assert wait_for(lambda: ray.available_resources()["GPU"], free)
 
@@ -112,7 +125,7 @@ def test_weights_that_the_object_store_cannot_hold_are_refused_before_actors_sta
 def test_the_size_of_the_weights_is_what_the_learner_publishes():
     config = small()
     found = preflight(config)
-    learner = build_learner(config, found.task)
+    learner = build_learner(config, policy_of(config, found.task))
     assert found.published_bytes == sum(array.nbytes for array in publish(0, learner.weights()).arrays.values())
     assert preflight(config.with_setting("model.dtype", "bfloat16")).published_bytes == found.published_bytes / 2
 
@@ -134,7 +147,8 @@ def wait_for(value, expected, seconds=20.0):
 
 
 def raises_at_third_batch(prompts, completions, answer, **columns):
-    """A user's reward with a fault."""
+    """A user's reward with a fault, called where time limits by signals work."""
+    assert threading.current_thread() is threading.main_thread()
     raises_at_third_batch.calls = getattr(raises_at_third_batch, "calls", 0) + 1
     if raises_at_third_batch.calls > 3:  # the first call is the evaluation
         raise KeyError("no such unit")
@@ -187,15 +201,15 @@ def hangs(prompts, completions, answer, **columns):
     ("reward", "expected", "steps"),
     [
         ("raises_at_third_batch", "batch 3: .*no such unit", 2),
-        pytest.param("hangs", "reward_timeout_s = 2 s", 0, marks=pytest.mark.slow),
+        ("hangs", "^evaluation: scoring took more than task.reward_timeout_s = 2 s .first prompt '.*resume with", 0),
         pytest.param("leaves", "SystemExit: enough", 0, marks=pytest.mark.slow),
         ("kills_its_process", "died while waiting for step 3.*max_restarts = 0", 2),
     ],
 )
 def test_what_fails_ends_the_run_by_name_and_keeps_what_was_done(local_ray, tmp_path, reward, expected, steps):
-    task = {"rewards": [f"test_pipeline:{reward}"], "reward_timeout_s": 2.0}
+    task, restarts = {"rewards": [f"test_pipeline:{reward}"], "reward_timeout_s": 2.0}, 3 * (reward == "hangs")
     with pytest.raises(RunError, match=expected):
-        run(tmp_path / "run", task=task, pipeline={"mode": "overlap", "lag": 1, "max_restarts": 0})
+        run(tmp_path / "run", task=task, pipeline={"mode": "overlap", "lag": 1, "max_restarts": restarts})
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["status"] == "failed"
     assert summary["steps"] == steps

@@ -13,7 +13,8 @@ from conftest import small
 from prometheus_client.parser import text_string_to_metric_families
 from ray.util.metrics import Gauge
 
-from overlaprl_ray.runs.ray_metrics import GAUGES, PHASES, STAGES, Metrics, RunMetrics, Watched, during, tags_of
+from overlaprl_ray.config.identity import config_hash
+from overlaprl_ray.runs.ray_metrics import GAUGES, PHASES, STAGES, Metrics, Watched, during, tags_of
 
 TAGS = {"trial": "none", "mode": "overlap", "seed": "0"}
 
@@ -51,19 +52,22 @@ def a_row(step: int, **values) -> dict:
     [
         (None, "run", "none"),
         ("runs/x", "x", "none"),
-        ("/data/lags/trials/0a1b2c3d4e5f", "lags", "0a1b2c3d4e5f"),
+        ("/data/lags/trials/{hash}", "lags", "{hash}"),
+        ("/data/trials/mine", "mine", "none"),  # a user's own folder of that name
         ("runs/läuft", "l\\xe4uft", "none"),  # Ray's metrics know no other letters
     ],
 )
 def test_tags_follow_from_the_settings(folder, run, trial):
-    config = small(output={"dir": folder}, pipeline={"mode": "async"}, seed=7)
-    assert tags_of(config) == {"run": run, "trial": trial, "mode": "async", "seed": "7"}
+    config = small(pipeline={"mode": "async"}, seed=7)
+    name = config_hash(config)
+    config = config.with_setting("output.dir", folder and folder.format(hash=name))
+    assert tags_of(config) == {"run": run, "trial": trial.format(hash=name), "mode": "async", "seed": "7"}
 
 
 def test_rows_arrive_at_rays_port_with_tags_and_totals(local_ray):
     config = small(output={"dir": "runs/portö"})
     before = {"step": 2, "tokens": 200, "samples": 32}  # the run was resumed after its second step
-    metrics = RunMetrics(config, before)
+    metrics = Metrics(config, before)
     metrics.set("accuracy", 0.625)
     cells = [(0, 3, 1, "fresh", 10), (3, 0, 1, "discard", 6)]
     metrics.step(a_row(3), cells, queue_depth=2)

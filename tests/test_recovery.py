@@ -9,11 +9,14 @@ import psutil
 import pytest
 from drill import (
     AGENTS,
+    TITLES,
     assert_same,
     config_of,
+    kill_actor,
     launch,
     oracle,
     outcome,
+    pids,
     rows_written,
     run_killing,
     wait_until,
@@ -24,6 +27,7 @@ from drill import (
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.runtime.queue import Ticket
 from overlaprl_ray.runtime.recovery import Recovery
+from overlaprl_ray.runtime.train import train
 
 
 @pytest.mark.parametrize(
@@ -42,6 +46,34 @@ def test_a_killed_actor_is_restarted_and_changes_nothing(local_ray, tmp_path, mo
     summary = run_killing(config, {row: victims})
     assert summary["restarts"] == len(victims) + generators - 1
     assert_same(outcome(tmp_path / "run"), oracle(config))
+
+
+def test_under_mps_one_death_restarts_every_actor_and_counts_once(local_ray, tmp_path, monkeypatch):
+    monkeypatch.setattr("overlaprl_ray.runtime.train.under_mps", lambda: True)
+    config, processes = config_of(tmp_path / "run", pipeline={"max_restarts": 1}), []
+
+    def kill_a_generator(row):
+        if row["step"] in (5, 12):
+            processes.append({pid for title in TITLES.values() for pid in pids(title)})
+        if row["step"] == 5:
+            kill_actor("generator")
+
+    assert train(config, on_row=kill_a_generator)["restarts"] == 1
+    before, after = processes
+    assert len(before) == len(after) == 3
+    assert not before & after
+    assert_same(outcome(tmp_path / "run"), oracle(config))
+
+
+def test_under_mps_another_actors_error_counts_as_a_death():
+    def steps():
+        raise RunError("CUDA error")
+
+    pipeline = SimpleNamespace(steps=steps, graph=SimpleNamespace(settle=lambda: None))
+    for dead, said in (["generator"], r"CUDA error .pipeline\.max_restarts = 0 is used up"), ([], "CUDA error$"):
+        actors = SimpleNamespace(config=config_of("run", pipeline={"max_restarts": 0}), dead=lambda dead=dead: dead)
+        with pytest.raises(RunError, match=said):
+            list(Recovery(pipeline, actors, print, mps=True).steps())
 
 
 def test_more_deaths_than_allowed_end_the_run_with_the_command_that_resumes_it(local_ray, tmp_path):

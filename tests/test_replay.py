@@ -101,6 +101,11 @@ SEQUENCES = {"micro_batch_size": 5, "loss_type": "dapo", "importance_level": "se
         slow({"grpo": {"num_minibatches": 2}, "staleness": {"rule": "random", "discard_probability": 0.5}}),
         slow({"grpo": SEQUENCES, "staleness": {"rule": "m2po", "m2po_tau": 1e-3}}),
         slow({"grpo": {"micro_batch_size": 3}, "model": {"dtype": "bfloat16", "gradient_checkpointing": True}}),
+        {
+            "grpo": {"num_steps": 5, "oversample": 1.5, "correction": "icepop", "num_iterations": 2},
+            "resources": {"num_generators": 2},
+        },
+        slow({"grpo": {"loss_type": "cispo", "correction": "sequence_mask", "num_iterations": 2}}),
     ],
 )
 def test_unusual_runs_equal_replay_too(local_ray, tmp_path, groups):
@@ -112,9 +117,9 @@ def test_unusual_runs_equal_replay_too(local_ray, tmp_path, groups):
         assert_same((ray_rows, ray_weights), (cumulative(rows), weights))
 
 
-def test_latest_cannot_be_replayed():
+def test_latest_cannot_be_replayed_without_a_record():
     config = small(pipeline={"schedule": "latest"})
-    with pytest.raises(ConfigError, match="only 'exact'"):
+    with pytest.raises(ConfigError, match="give the record"):
         replay(config)
 
 

@@ -7,14 +7,18 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.tasks import rewards
+from overlaprl_ray.tasks import Problem, Task, rewards
 from overlaprl_ray.tasks.answers import extract_gsm8k_answer, extract_math_answer, last_box, parse_number, same_answer
+from overlaprl_ray.tasks.reward_check import check_rewards
 from overlaprl_ray.tasks.rewards import RewardError, extracted, load_rewards, score, text_of
 
 GSM8K = Path(os.environ.get("OVERLAPRL_GSM8K", Path(__file__).resolve().parents[2] / "shared" / "data" / "gsm8k"))
@@ -116,7 +120,7 @@ def test_numbers_are_read_exactly(value: Fraction) -> None:
     assert parse_number(f"{value.numerator}.000 %") == value.numerator
 
 
-@pytest.mark.parametrize("text", ["5x", "1 2", "x=3", "(1,2)", "18 eggs", "", "1/0", "1e5"])
+@pytest.mark.parametrize("text", ["5x", "1 2", "x=3", "(1,2)", "18 eggs", "", "1/0", "1e5x", "1e999"])
 def test_parse_number_wants_a_number_and_nothing_else(text: str) -> None:
     assert parse_number(text) is None
 
@@ -139,6 +143,16 @@ def test_parse_number_wants_a_number_and_nothing_else(text: str) -> None:
         ("1/3", "0.3333333333", False),
         ("123456789012345678901", "123456789012345678902", False),  # equal as floats
         ("-3", "3", False),
+        ("0.00001", "1e-05", True),
+        ("1.5E+3", "1500", True),
+        ("1e-7", "1e-8", False),  # equal to math-verify, which rounds
+        ("3 × 10^8", "300000000", True),
+        (r"6.02 \cdot 10^{23}", "602" + "0" * 21, True),
+        ("10⁻⁵", "1/100000", True),
+        ("−５．５", "-5.5", True),  # full-width digits and point
+        ("2½", "5/2", True),
+        ("⅓", "1/3", True),
+        ("1 000 000", "1000000", True),
     ],
 )
 def test_numbers_compare_without_tolerance(name: str, one: str, other: str, same: bool) -> None:
@@ -231,26 +245,12 @@ def test_no_text_makes_a_built_in_reward_raise(text: str, answer: str) -> None:
 
 
 PIECES = [
-    "1",
-    "1,",
-    "1 ",
-    "1/",
-    "-",
-    " ",
-    "\n",
-    "#",
-    "#### 1",
-    "{",
-    "}",
-    r"\boxed{",
-    r"\boxed{1}",
-    r"\frac",
-    r"\frac{1}{",
-    "$",
-]
+    "1", "1,", "1 ", "1/", "-", " ", "\n", "#", "#### 1", "{", "}", r"\boxed{", r"\boxed{1}", r"\frac", r"\frac{1}{",
+    "$", "1e1", "1 x 10^", "1\u2009000\u2009", "½", "²", "1" + " " * 100, r"\frac" + " " * 300, r"\boxed" + " " * 50,
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("piece", [*PIECES, "1" + " " * 100, r"\frac" + " " * 300, r"\boxed" + " " * 50])
+@pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("name", rewards.BUILT_IN)
 def test_long_text_takes_bounded_time(name: str, piece: str) -> None:
     text = piece * (200_000 // len(piece))
@@ -263,23 +263,10 @@ def test_long_text_takes_bounded_time(name: str, piece: str) -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     "bomb",
-    [
-        "9^{9^{9^{9}}}",
-        "9^9^9^9",
-        "9^999999999",
-        "(9^{999})^{999}",
-        "(9^{99})^{(9^{99})}",
-        "9**9**9**9",
-        "99999999!",
-        "(a+b+c+d+e+f)^{12}",
-        "(x+y+z)^{99}",
-        "(" * 58 + "x" + ")" * 58,
-        "{" * 58 + "x" + "}" * 58,
-        r"\binom{10^{9}}{10^{8}}",
-        r"\sum_{k=1}^{10^{9}} \frac{1}{k}",
-        "+".join(["x"] * 5000),
-    ],
-)
+    ["9^{9^{9^{9}}}", "9^9^9^9", "9^999999999", "(9^{999})^{999}", "(9^{99})^{(9^{99})}", "9**9**9**9", "99999999!",
+     "(a+b+c+d+e+f)^{12}", "(x+y+z)^{99}", "(" * 58 + "x" + ")" * 58, "{" * 58 + "x" + "}" * 58,
+     r"\binom{10^{9}}{10^{8}}", r"\sum_{k=1}^{10^{9}} \frac{1}{k}", "+".join(["x"] * 5000)],
+)  # fmt: skip
 def test_no_expression_takes_long_to_compare(bomb: str) -> None:
     same_answer("x+1", "1+x")  # loads sympy
     start = time.process_time()
@@ -332,26 +319,6 @@ def test_a_reward_named_twice() -> None:
         load_rewards(["math", "gsm8k", "math"])
 
 
-def test_score_hands_over_every_column_by_name() -> None:
-    def own(
-        prompts: list[str], completions: list[str], answer: list[str], level: list[int], **rest: object
-    ) -> list[float]:
-        assert (prompts, completions, answer, level, rest) == (
-            ["p", "q"],
-            ["c", "d"],
-            ["1", "2"],
-            [3, 4],
-            {"other": "xy"},
-        )
-        return [1, 0]
-
-    total, _ = score(
-        {"own": own}, [0.5], ["p", "q"], ["c", "d"], {"answer": ["1", "2"], "level": [3, 4], "other": "xy"}
-    )
-    assert total == [0.5, 0.0]
-    assert all(type(value) is float for value in total)
-
-
 def raises_on_bad(completions: list[str], **_: object) -> list[float]:
     return [{"good": 1.0}[text] for text in completions]
 
@@ -361,9 +328,10 @@ def raises_on_bad(completions: list[str], **_: object) -> list[float]:
     [
         (raises_on_bad, "KeyError: 'bad"),
         (lambda completions, **_: [math.nan if c.startswith("bad") else 1.0 for c in completions], "nan"),
-        (lambda completions, **_: [math.inf if c.startswith("bad") else 1.0 for c in completions], "inf"),
-        (lambda completions, **_: [None if c.startswith("bad") else 1.0 for c in completions], "None"),
-        (lambda completions, **_: ["1" if c.startswith("bad") else 1.0 for c in completions], "'1'"),
+        (
+            lambda completions, **_: [1e300 if c.startswith("bad") else 1.0 for c in completions],
+            "1e+300",
+        ),  # as float32 inf
     ],
 )
 def test_score_names_the_sample_to_blame(function: rewards.RewardFunction, said: str) -> None:
@@ -388,9 +356,7 @@ def fails_on_batches(completions: list[str], **_: object) -> list[float]:
     ("function", "said"),
     [
         (lambda **_: [1.0], "returned 1 values for 2 completions"),
-        (lambda **_: [1.0] * 3, "returned 3 values for 2 completions"),
         (lambda **_: None, "returned a NoneType for 2 completions"),
-        (lambda **_: 1.0, "returned a float for 2 completions"),
         (fails_on_batches, "raised RuntimeError: too many, though for no completion alone"),
     ],
 )
@@ -400,7 +366,106 @@ def test_score_refuses_a_wrong_count(function: rewards.RewardFunction, said: str
     assert all(part in str(error.value) for part in ("reward 'own'", said, "'first?'", "'one'"))
 
 
-def test_a_reward_beyond_float32_is_refused():
-    """As infinity it would silently make every advantage of its group 0."""
-    with pytest.raises(RewardError, match=r"1e\+300, not a finite number within"):
-        score({"huge": lambda **_: [1e300, 0.0]}, None, ["p", "q"], ["a", "b"], {"answer": ["1", "2"]})
+def test_each_row_of_each_reward_has_its_own_copy() -> None:
+    tests = [1, 2]  # of a problem, so of all rows of its group
+
+    def spoils(prompts: list[str], completions: list[str], tests: list[list[int]], **_: object) -> list[float]:
+        got = [float(row.pop()) for row in tests]
+        for values in (prompts, completions):
+            values[:] = ["spoilt"] * 2
+        return got
+
+    data = (["p", "q"], ["a", "b"], {"answer": ["1", "2"], "tests": [tests, tests]})
+    _, parts = score({"first": spoils, "second": spoils}, None, *data)
+    assert parts == {"first": [2.0, 2.0], "second": [2.0, 2.0]}
+    assert data == (["p", "q"], ["a", "b"], {"answer": ["1", "2"], "tests": [[1, 2], [1, 2]]})
+
+
+async def judge(completions: list[str], **_: object) -> list[float]:
+    return [3.0] * len(completions)
+
+
+def whole(prompts: list[str], completions: list[str], answer: list[str], **rest: object) -> list[int]:
+    assert (prompts, completions, answer) == (["p", "q"], ["a", "bc"], ["1", "2"])
+    assert set(rest) == {"completion_ids", "level", "trainer_state", "log_extra", "log_metric"}
+    return [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    [
+        (whole, [1, 0]),
+        (lambda completions: [float(len(c)) for c in completions], [1, 2]),
+        (lambda answer, completion_ids: [float(answer[i]) + completion_ids[i][0] for i in (0, 1)], [8, 8]),
+        (lambda trainer_state, log_metric, **_: [log_metric("n", 5) or trainer_state.global_step] * 2, [6, 6]),
+        (lambda log_extra, level, unit="cm": log_extra("unit", [unit] * 2) or level, [3, 4]),
+        (judge, [3, 3]),
+    ],
+)
+def test_functions_get_what_they_have_parameters_for(function: rewards.RewardFunction, expected: list[float]) -> None:
+    logged: dict[str, object] = {}
+    columns = {"answer": ["1", "2"], "completion_ids": [[7], [6]], "level": [3, 4]}
+    log = {"log_extra": logged.__setitem__, "log_metric": logged.__setitem__}
+    tools = {"trainer_state": SimpleNamespace(global_step=6), **log}
+    total, _ = score({"own": function}, [0.5], ["p", "q"], ["a", "bc"], columns, tools)
+    assert total == [value / 2 for value in expected]
+    assert logged in ({}, {"n": 5}, {"unit": ["cm", "cm"]})
+
+
+def test_sums_leave_out_rewards_that_abstain_as_trl_does() -> None:
+    table = torch.tensor([[1.0, 2.0], [math.nan, 3.0], [4.0, math.nan], [math.nan, math.nan]])
+    weights = torch.tensor([0.5, 2.0])
+
+    def column(i: int) -> rewards.RewardFunction:
+        return lambda **_: [None if math.isnan(x) else x for x in table[:, i].tolist()]
+
+    total, _ = score({"a": column(0), "b": column(1)}, weights.tolist(), [""] * 4, [""] * 4, {})
+    assert total[:3] == (table * weights).nansum(dim=1)[:3].tolist()  # grpo_trainer.py
+    assert math.isnan(total[3])
+
+
+# ---------------------------------------------------------------------------------------------------------------------
+# Before a run: can its rewards be earned?
+
+
+def checked(rewards_: list[str], *answers: str, **settings: object) -> tuple[str, ...]:
+    problems = [Problem("1+1?", answer, {}, where=f"row {row}") for row, answer in enumerate(answers)]
+    return check_rewards(Task("t", problems, problems[:1], tuple(rewards_)), TaskConfig(**settings)).notices
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [("math", "The answer is 2."), ("math", "12 apples"), ("math", "Paris"), ("math", "yes"), ("math", r"\frac{x}{2}"),
+     ("gsm8k", "Paris"), ("gsm8k", "two")],
+)  # fmt: skip
+def test_answers_that_their_reward_never_accepts_are_refused(name: str, answer: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"task\.rewards: .* full marks to no answer of the data \(row 0: answer '"
+    ) as error:
+        checked([name], answer, answer)
+    assert repr(answer) in str(error.value)
+    (notice,) = checked([name], "2", answer, answer, "#### 2")
+    assert "2 of 5 answers" in notice
+    assert "row 1" in notice
+
+
+@pytest.mark.parametrize(
+    ("names", "answer", "settings"),
+    [
+        (["math"], "1e-05", {}),
+        (["math"], "x = 3", {}),
+        (["gsm8k"], "The answer is 2.", {}),
+        (["exact_match"], "The answer is 2.", {}),
+        (["math"], r"\boxed{x+1}", {}),
+        (["math", "boxed_format"], "x+1", {}),
+        (["math"], "Paris", {"system_prompt": r"Answer in \boxed{}."}),
+        (["test_rewards:judge"], "The answer is 2.", {}),
+    ],
+)
+def test_answers_that_can_be_given_are_not(names: list[str], answer: str, settings: dict[str, str]) -> None:
+    assert checked(names, answer, answer, **settings) == ()
+
+
+def test_a_reward_that_wants_a_column_that_is_not_there() -> None:
+    with pytest.raises(ConfigError, match=r"'trl\.rewards:accuracy_reward' wants the column 'solution'; .* answer;"):
+        checked(["trl.rewards:accuracy_reward"], "2")

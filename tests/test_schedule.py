@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch, older_sources
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 
 
@@ -93,3 +93,15 @@ def test_late_batches_follow_from_seed_and_batch_alone():
     assert plan != [Schedule(1, 0.2, 11, seed=4).weights_step(batch) for batch in range(1, 2001)]
     assert {batch - 1 - step for batch, step in enumerate(plan, start=1) if batch > 13} == {1, 12}
     assert 0.17 < sum(late) / 2000 < 0.23
+
+
+@pytest.mark.parametrize(
+    ("step", "lag", "num_steps", "expected"),
+    [(4, 1, 4, [3]), (4, 2, 4, [2, 3]), (3, 2, 4, [2]), (2, 2, 4, []), (4, 0, 4, []), (2, 4, 2, [0, 1])],
+)
+def test_weights_that_a_longer_run_needs_are_those_its_next_batches_are_made_of(step, lag, num_steps, expected):
+    """Batches up to `num_steps` were made, so the checkpoint holds them; those after come from weights before it."""
+    assert older_sources(step, lag, num_steps) == expected
+    schedule = Schedule(lag)
+    sources = {schedule.weights_step(batch) for batch in range(num_steps + 1, num_steps + 20)}
+    assert sorted(source for source in sources if source < step) == expected

@@ -6,10 +6,12 @@ import subprocess
 import sys
 
 import pytest
+import ray
 from conftest import small
 from drill import TRAIN, assert_same, config_of, oracle, outcome, write_config
 
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.runtime import train as running
 from overlaprl_ray.runtime.serial import train_serially
 from overlaprl_ray.runtime.train import train
 
@@ -65,6 +67,32 @@ def test_an_unfinished_serial_run_starts_anew_and_ends_the_same(tmp_path):
     assert len(found) == 5
 
 
+def test_a_run_that_is_extended_equals_the_longer_one(local_ray, tmp_path, capsys):
+    """From the checkpoint of its last step, which holds the weights that the next batches are made of."""
+    folder = tmp_path / "run"
+    for steps in (3, 4, 8):
+        config = with_output(config_of(folder, steps=steps), checkpoint_every=50)
+        assert train(config, resume=True)["steps"] == steps
+    assert_same(outcome(folder), oracle(config))
+    shown = capsys.readouterr().out
+    assert "resuming after step 4" in shown
+    assert "dropped" not in shown
+
+
+@pytest.mark.parametrize("variable", ["TMPDIR", "RAY_TMPDIR"])
+def test_a_temporary_folder_too_deep_for_rays_sockets_is_refused(tmp_path, monkeypatch, variable):
+    monkeypatch.setattr(ray, "is_initialized", lambda: False)
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    session = f"/ray/session_2026-12-01_06-24-04_123456_{os.getpid()}/sockets/plasma_store"
+    longest = "/" + "x" * (107 - len(session) - 1)  # Linux's limit
+    monkeypatch.setenv(variable, longest)
+    running.check_socket_path()
+    monkeypatch.setenv(variable, longest + "x")
+    with pytest.raises(ConfigError, match=rf"^{variable} = '/x+': its path is 1 bytes too long .*; set {variable} to"):
+        train(with_output(small(), dir=str(tmp_path / "run")))
+    assert not (tmp_path / "run").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -116,10 +144,3 @@ def test_a_full_disk_ends_the_run_in_one_line_and_the_last_good_checkpoint_resum
     assert "resuming after step" in done.stdout
     assert "resuming after step 0" not in done.stdout
     assert_same(outcome(folder), oracle(config))
-
-
-def test_a_folder_that_cannot_be_written_to_is_refused_first(tmp_path):
-    place = tmp_path / "file"
-    place.write_text("")
-    with pytest.raises(ConfigError, match="is no folder"):
-        train(with_output(small(), dir=str(place / "run")))

@@ -163,6 +163,34 @@ def test_more_seeds_run_only_the_new_trials_and_a_finished_sweep_runs_none(flaky
     assert len(list((tmp_path / "s" / "tune").iterdir())) == 2  # no third call of Tune
 
 
+COUNTED = """
+import os, pathlib, random, beside
+
+def counted(prompts, completions, answer, **columns):
+    beside.calls += 1
+    pathlib.Path(os.environ["OVERLAPRL_CACHE"], "counted-pids").open("a").write(f"{os.getpid()}\\n")
+    return [(len(text) + beside.calls + random.random()) % 3 for text in completions]
+"""
+
+
+def test_serial_trials_share_a_process_and_nothing_else(local_ray, tmp_path, monkeypatch):
+    """A reward that counts its calls in a module beside its own, and draws: each trial is the run of a new process."""
+    (tmp_path / "counted_reward.py").write_text(COUNTED)
+    (tmp_path / "beside.py").write_text("calls = 0")
+    monkeypatch.syspath_prepend(tmp_path)
+    pids = Path(os.environ["OVERLAPRL_CACHE"]) / "counted-pids"
+    base = merged(BASE, task={"rewards": ["counted_reward:counted"]}, grpo={"num_steps": 2})
+    run(tmp_path, base=base, tune={"serial": True, "max_concurrent": 1}, seeds=[0, 1, 2])
+    assert len(set(pids.read_text().split())) == 1
+    trials = sorted((tmp_path / "s" / "trials").iterdir())
+    assert len(trials) == 3
+    for trial in trials:
+        train_serially(load_config(trial / "config.yaml", {"output.dir": str(tmp_path / "alone" / trial.name)}))
+        assert "beside" not in sys.modules
+        same_rows(trial, tmp_path / "alone" / trial.name)
+        assert all(0 < row["time/step"] < 60 for row in read_jsonl(trial / "metrics.jsonl"))
+
+
 def kills_its_process(prompts, completions, answer, **columns):
     """What the out-of-memory killer does, at the second batch (the first call is the evaluation)."""
     import signal
@@ -258,7 +286,7 @@ def test_optuna_and_asha_search_for_real_and_resume_where_they_were_cut(local_ra
               "grpo.num_minibatches": {"choice": [1, 2]}}  # fmt: skip
     tune = {"search_algorithm": "optuna", "scheduler": "asha", "samples": 6, "metric": "reward", "serial": True,
             "asha_grace_steps": 2, "asha_reduction": 2, "max_concurrent": 2}  # fmt: skip
-    base = merged(BASE, grpo={"num_steps": 8}, pipeline={"mode": "staleness"})
+    base = merged(BASE, grpo={"num_steps": 8, "lr_warmup_steps": 0}, pipeline={"mode": "staleness"})
     run(tmp_path, base=base, search=search, tune=tune)
     ends = statuses(tmp_path / "s")
     assert len(ends) == 6
@@ -277,12 +305,15 @@ def test_optuna_and_asha_search_for_real_and_resume_where_they_were_cut(local_ra
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_a_trial_that_reaches_its_aim_is_stopped_for_good(local_ray, tmp_path, capsys):
-    parts = {"base": merged(BASE, grpo={"num_steps": 50}), "tune": {"serial": True, "stop": {"step": 3}}}
+    """And its process takes the next one."""
+    tune = {"serial": True, "max_concurrent": 1, "stop": {"step": 3}}
+    parts = {"base": merged(BASE, grpo={"num_steps": 50}), "tune": tune, "seeds": [0, 1]}
     run(tmp_path, **parts)
-    ((status, steps),) = statuses(tmp_path / "s")
-    assert status == "interrupted"
-    assert steps in (3, 4)
+    for status, steps in statuses(tmp_path / "s"):
+        assert status == "interrupted"
+        assert steps in (3, 4)
     before = times(tmp_path / "s", "metrics.jsonl")
+    assert len(before) == 2
     run(tmp_path, **parts)
-    assert ", 1 finished before" in capsys.readouterr().out
+    assert ", 2 finished before" in capsys.readouterr().out
     assert times(tmp_path / "s", "metrics.jsonl") == before

@@ -165,6 +165,9 @@ def test_records_split_off_a_fixed_fifth_at_most(tmp_path: Path) -> None:
 
 def test_records_eval_path_before_test_split_before_own_split(tmp_path: Path) -> None:
     jsonl(tmp_path / "set" / "train.jsonl", *questions(10))
+    jsonl(tmp_path / "set" / "validation.jsonl", *questions(5, start=300))
+    task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_size=2))
+    assert ([p.answer for p in task.heldout], len(task.train)) == (["300", "301"], 10)
     jsonl(tmp_path / "set" / "test.jsonl", *questions(5, start=100))
     other = jsonl(tmp_path / "other.jsonl", *questions(5, start=200))
     task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_size=2))
@@ -197,13 +200,61 @@ def write_jsonl(path: Path) -> None:
     path.write_text("\ufeff" + "\n\n".join(map(json.dumps, rows)), encoding="utf-8")
 
 
-@pytest.mark.parametrize("write", [write_csv, write_parquet, write_json, write_jsonl])
-def test_records_read_every_format_alike(tmp_path: Path, write: Callable[[Path], None]) -> None:
-    path = tmp_path / f"data.{write.__name__.removeprefix('write_')}"
+@pytest.mark.parametrize(
+    ("write", "suffix"),
+    [(write_csv, "csv"), (write_parquet, "parquet"), (write_json, "json"), (write_jsonl, "jsonl"),
+     (write_jsonl, "json"), (write_json, "jsonl")],
+)  # fmt: skip
+def test_records_read_every_format_alike(tmp_path: Path, write: Callable[[Path], None], suffix: str) -> None:
+    path = tmp_path / f"data.{suffix}"
     write(path)
     task = build_task(TaskConfig(name="records", path=str(path), eval_path=str(path)))
     assert [(p.prompt, p.answer) for p in task.train] == [("one,\ntwo", "007"), ("three", "1.50")]
     assert task.heldout == task.train
+
+
+@pytest.mark.parametrize(
+    ("written", "answer"),
+    [("0.00001", "0.00001"), ("1e22", "1" + "0" * 22), ("-1.50", "-1.5"), ("3.0", "3.0"), ("7", "7"),
+     ("0.1000000000000000000001", "0.1000000000000000000001"), ("1e999", None), ("NaN", None), ("-Infinity", None)],
+)  # fmt: skip
+def test_numbers_keep_their_decimal_form(tmp_path: Path, written: str, answer: str | None) -> None:
+    path = tmp_path / "data.jsonl"
+    path.write_text(f'{{"question": "q", "answer": 1}}\n{{"question": "q", "answer": {written}}}')
+    config = TaskConfig(name="records", path=str(path), eval_path=str(path))
+    if answer is None:
+        with pytest.raises(ConfigError, match=r"'answer' is -?(inf|nan) in .*line 2; make it a text or a number"):
+            build_task(config)
+    else:
+        assert build_task(config).train[1].answer == answer
+
+
+SYSTEM, ASKED = {"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}
+REPLIED = {"role": "assistant", "content": "2"}
+MORE = {"role": "user", "content": [{"type": "text", "text": "And "}, {"type": "text", "text": "2+2?"}]}
+
+
+@pytest.mark.parametrize(
+    ("column", "turns", "settings", "expected"),
+    [
+        ("prompt", [ASKED], {}, [ASKED]),
+        ("messages", [SYSTEM, ASKED, REPLIED], {}, [SYSTEM, ASKED]),
+        ("messages", [ASKED, REPLIED, MORE, REPLIED], {}, [ASKED, REPLIED, {**MORE, "content": "And 2+2?"}]),
+        ("chat", [ASKED], {"question_column": "chat"}, [ASKED]),
+        ("chat", [SYSTEM, ASKED], {"question_column": "chat", "prompt_template": "{question} ({extra[unit]})"},
+         [SYSTEM, {**ASKED, "content": "1+1? (cm)"}]),
+    ],
+)  # fmt: skip
+def test_turns_are_asked_up_to_the_last_users(
+    tmp_path: Path, column: str, turns: list[Any], settings: dict[str, Any], expected: list[Any]
+) -> None:
+    row = {column: turns, "extra": {"unit": "cm", "truth": {"value": 0.5}}, "extra.truth": "a name with a dot"}
+    path = jsonl(tmp_path / "data.jsonl", row)
+    config = TaskConfig(name="records", path=path, eval_path=path, answer_column="extra.truth.value", **settings)
+    [problem] = build_task(config).train
+    assert (problem.asked, problem.prompt, problem.answer) == (expected, expected[-1]["content"], "0.5")
+    assert problem.reply("4") == [{"role": "assistant", "content": "4"}]
+    assert problem.columns == row
 
 
 def test_records_from_the_hub(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -268,7 +319,7 @@ GOOD = {"question": "q", "answer": "1"}
     [
         ("", {}, ["task.path", "data.jsonl has no rows", "at least one problem"]),
         ('{"question": "q", "answer": 1}\n\n{"question"\n', {}, ["task.path", "data.jsonl", "line 3 is not JSON"]),
-        ('[1, 2]\n', {}, ["task.path", "line 1", "[1, 2]", "object"]),
+        ('[1, 2]\n', {}, ["task.path", "item 1", "holds 1", "object"]),
         (b'\xff\xfe{}', {}, ["task.path", "data.jsonl cannot be read", "another .jsonl"]),
         ([GOOD, {"q": "q", "answer": 1}], {}, ["task.question_column", "'question'", "line 2", "q, answer"]),
         ([{"question": "q", "a": 1}], {}, ["task.answer_column", "'answer'", "line 1", "question, a"]),
@@ -283,6 +334,10 @@ GOOD = {"question": "q", "answer": "1"}
         ([GOOD] * 2, {"prompt_template": r"{question} \boxed{}"}, ["task.prompt_template", r"\boxed{{}}"]),
         ([GOOD] * 2, {"prompt_template": "{question"}, ["task.prompt_template", "'{question'", "expected '}'"]),
         ([GOOD] * 2, {"prompt_template": " "}, ["task.prompt_template", "' '", "empty prompt"]),
+        ([{"prompt": [SYSTEM], "answer": 1}], {}, ["task.question_column", "line 1", "no user turn"]),
+        ([{"prompt": [ASKED, {"from": "gpt"}], "answer": 1}], {}, ["task.question_column", "role and content"]),
+        ([{"prompt": [SYSTEM, ASKED], "answer": 1}], {"system_prompt": "x"}, ["task.system_prompt", "line 1", "null"]),
+        ([{"question": "q", "a": {"b": 1}}], {"answer_column": "a.c"}, ["task.answer_column", "'a.c'", "a, a.b"]),
         ([GOOD], {}, ["task.path", "one row", "task.eval_path"]),
         ([GOOD] * 2, {"eval_path": "nowhere.jsonl"}, ["task.eval_path", "nowhere.jsonl", ".parquet"]),
     ],
@@ -302,12 +357,13 @@ def test_bad_records(tmp_path: Path, content: Any, settings: dict[str, Any], sai
 @pytest.mark.parametrize(
     ("name", "content", "said"),
     [
-        ("a.json", '{"data": []}', "it holds a dict, not a list of objects"),
-        ("a.json", "[", "cannot be read (Expecting value"),
+        ("a.json", '{"data": []}', "no column 'question'"),
+        ("a.json", "[", "cannot be read (line 1 is not JSON: Expecting value"),
         ("a.json", "[1]", "item 1 holds 1"),
         ("a.parquet", "question", "cannot be read"),
         ("a.csv", "question,answer\n", "no rows"),
         ("a.csv", "question,answer\nq\n", "'answer' is None"),
+        ("a.csv", "question,answer\n1, 2 or 3?,2\n", "line 2 has more cells than the first; put quotes around commas"),
         ("a.txt", "question", "no file"),
     ],
 )

@@ -18,7 +18,8 @@ def group_advantages(rewards: Tensor, group_size: int, scale: bool = True, eps: 
     `rewards` is (P·G,) floating point, the G rows of a prompt next to each other: groups go by position, never by
     prompt text, so a prompt that occurs twice makes two groups. The std has Bessel's correction, as in TRL. A group of
     equal rewards gets exactly 0, and rewards count as equal when they differ by no more than the rounding of a sum of
-    reward parts (0.1 + 0.2 and 0.3): a residue must not pass for signal. Returns (P·G,).
+    reward parts (0.1 + 0.2 and 0.3): a residue must not pass for signal. A NaN is a row that nobody judged: it gets 0
+    and is left out of its group's mean and std. Returns (P·G,).
 
     Raises ValueError when `group_size` is below 2 or does not divide the number of rewards.
     """
@@ -31,6 +32,13 @@ def group_advantages(rewards: Tensor, group_size: int, scale: bool = True, eps: 
             f"rewards have shape {tuple(rewards.shape)}: expected (P*{group_size},), whole adjacent groups"
         )
     groups = rewards.reshape(-1, group_size)
+    judged = ~groups.isnan()
+    if not judged.all():
+        advantages = torch.zeros_like(groups)
+        for group, rows in enumerate(judged):
+            if (count := int(rows.sum())) > 1:
+                advantages[group, rows] = group_advantages(groups[group, rows], count, scale, eps)
+        return advantages.reshape(-1)
     advantages = groups - groups.mean(dim=1, keepdim=True)
     if scale:
         advantages = advantages / (groups.std(dim=1, keepdim=True) + eps)

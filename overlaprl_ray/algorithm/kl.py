@@ -85,6 +85,9 @@ def staleness_kl(log_ratio: Tensor, mask: Tensor, dim: int | None = None, cap: f
     `log_ratio` = log π - log μ of tokens sampled from μ, (..., T), and `mask` alike. The mean of k3 over the tokens
     that count is unbiased, never negative, and does not grow with length. Over `dim` (-1: per sequence) or over
     everything; 0.0 where no token counts. With `cap` (nats) a token counts for at most that: then it is a lower bound.
+
+    μ is what was sampled from. In a stream that is no single policy for a row whose weights changed between two tokens:
+    its keys and values are of older weights.
     """
     per_token = k3(torch.where(mask, log_ratio, 0.0).double())
     return masked_mean(per_token if cap is None else per_token.clamp(max=cap), mask, dim)

@@ -4,15 +4,18 @@ Per token, with μ the policy that generated, π the current one and A the row's
 
     -min(ρA, clip(ρ, 1 - ε_low, 1 + ε_high)A) + β ρ k3(π_ref/π)        ρ = π/μ
 
-Variants: token or sequence ratio (GSPO, arXiv 2507.18071), dual clip (arXiv 1912.09729), truncated importance sampling
-and decoupled PPO (AReaL, arXiv 2505.24298), sums per sequence, per batch (DAPO, arXiv 2503.14476) or per token budget
-(Dr. GRPO, arXiv 2503.20783). Micro-batches add up: each is divided by the `normalizer` of the whole update.
+Variants: token or sequence ratio (GSPO, arXiv 2507.18071), dual clip (arXiv 1912.09729), CISPO (MiniMax-M1, arXiv
+2506.13585: -sg(min(ρ, 1 + ε_high)) A log π, with a gradient for every token), sums per sequence, per batch (DAPO, arXiv
+2503.14476) or per token budget (Dr. GRPO, arXiv 2503.20783). Corrections by w = π_prox/μ: truncated importance
+sampling, decoupled PPO (AReaL, arXiv 2505.24298), IcePop (arXiv 2510.18855), and SkyRL's mask of sequences by the
+geometric mean of w. Micro-batches add up: each is divided by the `normalizer` of the whole update.
 
     whole = normalizer("dapo", rows=len(mask), tokens=int(mask.sum()), max_new_tokens=64)
     for part in torch.arange(len(mask)).split(8):
         grpo_loss(grpo, policy(part), behaviour[part], advantages[part], mask[part], whole).loss.backward()
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -40,12 +43,12 @@ def normalizer(loss_type: str, rows: int, tokens: int, max_new_tokens: int) -> f
     match loss_type:
         case "grpo":
             return float(rows)
-        case "dapo":
+        case "dapo" | "cispo":
             return float(max(tokens, 1))
         case "dr_grpo":
             return float(rows * max_new_tokens)
         case _:
-            raise ValueError(f"unknown loss_type {loss_type!r}: choose grpo, dapo or dr_grpo")
+            raise ValueError(f"unknown loss_type {loss_type!r}: choose grpo, dapo, dr_grpo or cispo")
 
 
 def grpo_loss(
@@ -84,6 +87,9 @@ def grpo_loss(
     anchor = behaviour if grpo.correction == "none" else proximal
     ratio = _ratio(logprobs - anchor, mask, grpo.importance_level)
     surrogate, low, high = _trust_region(grpo, ratio, advantage, mask, keep)
+    if grpo.loss_type == "cispo":
+        capped = ratio.detach().clamp(max=grpo.trust_region[1] if keep is None else math.inf)
+        surrogate = _within(mask if keep is None else keep, capped * advantage * logprobs)
     policy = -_correction_weight(grpo, proximal - behaviour, mask) * surrogate
     if reference is None:
         penalty = torch.zeros_like(policy)
@@ -138,10 +144,15 @@ def _trust_region(
 
 
 def _correction_weight(grpo: GRPOConfig, log_ratio: Tensor, mask: Tensor) -> Tensor:
-    """w = π_prox/μ, capped (truncated) or 0 beyond the cap (decoupled), no gradient; 1 without correction; (B, T)."""
+    """w = π_prox/μ capped, or 0 where it leaves its bounds; 1 without correction; (B, T), no gradient."""
     if grpo.correction == "none":
         return torch.ones_like(log_ratio)
+    low, high = grpo.kept_ratios
+    if grpo.correction == "sequence_mask":  # drops rows, and reweights none
+        mean = _ratio(log_ratio, mask, "sequence")
+        return ((mean >= low) & (mean <= high)).to(log_ratio.dtype)
     weight = _ratio(log_ratio, mask, grpo.importance_level)
     if grpo.correction == "truncated":
         return weight.clamp(max=grpo.correction_cap)
-    return torch.where(weight <= grpo.correction_cap, weight, 0.0)
+    kept = weight <= grpo.correction_cap if grpo.correction == "decoupled" else (weight >= low) & (weight <= high)
+    return torch.where(kept, weight, 0.0)

@@ -19,13 +19,9 @@ import torch
 from torch import Tensor
 
 from overlaprl_ray.algorithm.kl import clamp_log_ratio, effective_sample_size, k3, masked_mean
-from overlaprl_ray.config import StalenessConfig
-
-Decision = Literal["fresh", "stale", "discard"]
+from overlaprl_ray.config.staleness import DECISIONS, Decision, StalenessConfig
 
 ESS_FRESH = 0.99  # rule ess: a weight of at least this counts as fresh
-
-DECISIONS: tuple[Decision, ...] = ("fresh", "stale", "discard")  # a row's decision is an index into this
 
 
 @dataclass(frozen=True)
@@ -36,7 +32,7 @@ class GateInputs:
     mask: Tensor  # (B, T) bool, true on completion tokens
     advantages: Tensor  # (B,)
     groups: Tensor  # (B,) int, one label per prompt position
-    lag: int  # versions between generation and now
+    lag: int | Tensor  # versions between generation and now, of all rows, or (B,) of each row's oldest token
     measured: Tensor | None = None  # (B,) bool, rows whose log_ratio is known; None: all
     draw: float = 0.0  # in [0, 1), follows from seed, batch and update: for rule `random`
 
@@ -135,8 +131,8 @@ def grade_by_kl(inputs: GateInputs, config: StalenessConfig) -> Gate:
 
 
 def drop_old_versions(inputs: GateInputs, config: StalenessConfig) -> Gate:
-    """Rule `version`: drop everything once the lag exceeds `max_lag` versions. Reads no log-ratio, measures no KL."""
-    dropped = torch.full_like(inputs.groups, inputs.lag > config.max_lag, dtype=torch.bool)
+    """Rule `version`: drop rows whose lag exceeds `max_lag` versions. Reads no log-ratio, measures no KL."""
+    dropped = (torch.as_tensor(inputs.lag) > config.max_lag).expand_as(inputs.groups)
     return Gate(weight=(~dropped).double(), decision=2 * dropped.to(torch.int8))
 
 

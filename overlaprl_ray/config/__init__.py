@@ -3,12 +3,12 @@
 from overlaprl_ray.config.experiment import (
     ExperimentConfig,
     OutputConfig,
-    PipelineConfig,
     ResourcesConfig,
     TaskConfig,
 )
 from overlaprl_ray.config.grpo import TINY, GRPOConfig
 from overlaprl_ray.config.model import ModelConfig, TinyConfig
+from overlaprl_ray.config.pipeline import PipelineConfig
 from overlaprl_ray.config.staleness import StalenessConfig
 
 __all__ = [

@@ -6,18 +6,19 @@ config, args = parse_command_line("train.py", "One GRPO run.", ["--pipeline.mode
 import argparse
 import copy
 import difflib
+import itertools
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.grpo import TINY_DEFAULTS
+from overlaprl_ray.config.yaml_settings import load_yaml, nested
 from overlaprl_ray.errors import ConfigError, RunError
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -35,11 +36,11 @@ def fields(model: type[BaseModel] = ExperimentConfig, prefix: str = "") -> Itera
 
 def suggest(name: str, known: list[str]) -> str:
     """'did you mean X?' where something near is known, in whole or by its last part, else how to list what there is."""
-    last = {other.rpartition(".")[2]: other for other in reversed(known)}
-    near = [last[leaf] for leaf in difflib.get_close_matches(name.rpartition(".")[2], last, n=1, cutoff=0.8)]
-    near = (
-        difflib.get_close_matches(name, known, n=1, cutoff=0.8) or near or difflib.get_close_matches(name, known, n=1)
-    )
+    by_leaf = {other.rpartition(".")[2]: other for other in reversed(known)}
+    leaves = difflib.get_close_matches(name.rpartition(".")[2], by_leaf, n=1, cutoff=0.8)
+    near = difflib.get_close_matches(name, known, n=1)
+    if leaves and not difflib.get_close_matches(name, known, n=1, cutoff=0.8):
+        near = [by_leaf[leaves[0]]]
     return f"did you mean '{near[0]}'?" if near else "--help lists all settings"
 
 
@@ -68,37 +69,22 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> str:
     else:
         name = next((n for n in known if dotted == n or dotted.startswith(n + ".")), dotted)
         remedy = known[name].description if name in known else "a mapping of settings, see --help"
-        text = f"{dotted or 'settings'} = {_short(first['input'])}: {_lower(first['msg'])}; expected: {remedy}"
+        problem = first["msg"][:1].lower() + first["msg"][1:]
+        text = f"{dotted or 'settings'} = {_short(first['input'])}: {problem}; expected: {remedy}"
     return text + (f" (and {len(more)} more)" if more else "")
 
 
 def _short(value: Any) -> str:
-    text = _SHORT.repr(value)  # bounded, whatever a YAML file nests or repeats by reference
+    """At most 60 characters, whatever a YAML file nests or repeats by reference."""
+    try:
+        text = _REPR.repr(value)
+    except ValueError:  # Python refuses to write integers of thousands of digits
+        text = "a very long integer"
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _lower(text: str) -> str:
-    return text[:1].lower() + text[1:]
-
-
-class _Repr(reprlib.Repr):
-    def repr_int(self, x: int, level: int) -> str:  # Python itself refuses to write very long ones
-        return repr(x) if abs(x) < 10**50 else f"an integer of {x.bit_length()} bits"
-
-
-_SHORT = _Repr()
-_SHORT.maxstring = _SHORT.maxother = 60
-
-
-class _UniqueKeys(yaml.SafeLoader):
-    """YAML that refuses a key given twice: the second would silently win."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
-        for key in keys:
-            if keys.count(key) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"key '{key}' given twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+_REPR = reprlib.Repr()
+_REPR.maxstring = _REPR.maxother = 60
 
 
 def read_yaml(path: str | Path) -> dict[str, Any]:
@@ -106,7 +92,7 @@ def read_yaml(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         text = path.read_text(encoding="utf-8")
-        values = yaml.load(text, Loader=_UniqueKeys)  # a SafeLoader: plain data only
+        values = load_yaml(text)
     except OSError as error:
         raise ConfigError(f"config file '{path}': {error.strerror}; give the path of a YAML file") from None
     except UnicodeDecodeError:
@@ -141,7 +127,7 @@ def merge(values: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
 
 def load_config(path: str | Path | None = None, overrides: dict[str, Any] | None = None) -> ExperimentConfig:
     """The built-in default, or a file's settings, with overrides by dotted name."""
-    values = read_yaml(path) if path else {}
+    values = nested(read_yaml(path)) if path else {}
     return build_config(merge(values, overrides or {}), str(path) if path else "command line")
 
 
@@ -184,24 +170,19 @@ def parse_command_line(
 
 def add_settings(parser: argparse.ArgumentParser, known: Mapping[str, FieldInfo]) -> None:
     """An option for each setting, by its dotted name, with its default in the help; one not given is left out."""
-    titles = {name: name.rpartition(".")[0] or "run" for name in known}
-    group_of = {title: parser.add_argument_group(title) for title in dict.fromkeys(titles.values())}
-    for name, field in known.items():
-        group_of[titles[name]].add_argument(
-            f"--{name}", metavar="V", help=_help(name, field), default=argparse.SUPPRESS
-        )
+    for title, names in itertools.groupby(known, lambda name: name.rpartition(".")[0] or "run"):
+        group = parser.add_argument_group(title)
+        for name in names:
+            group.add_argument(f"--{name}", metavar="V", help=_help(name, known[name]), default=argparse.SUPPRESS)
 
 
 def _help(name: str, field: FieldInfo) -> str:
     choices = [str(choice) for choice in get_args(field.annotation) if isinstance(choice, str)]
-    default = field.get_default(call_default_factory=True)
-    text = f"{' | '.join(choices)}: {field.description}" if choices else f"{field.description}"
-    text += f" (default: {'null' if default is None else default}"
-    group, _, leaf = name.partition(".")
-    if group == "grpo" and leaf in TINY_DEFAULTS:
-        tiny = TINY_DEFAULTS[leaf]
-        text += f"; built-in model: {'null' if tiny is None else tiny}"
-    return f"{text})".replace("%", "%%")
+    defaults = {"default": field.get_default(call_default_factory=True)}
+    if (leaf := name.removeprefix("grpo.")) in TINY_DEFAULTS:
+        defaults["built-in model"] = TINY_DEFAULTS[leaf]
+    shown = "; ".join(f"{of}: {'null' if value is None else value}" for of, value in defaults.items())
+    return f"{' | '.join(choices)}{': ' if choices else ''}{field.description} ({shown})".replace("%", "%%")
 
 
 def read_value(name: str, text: str, field: FieldInfo) -> Any:
@@ -209,7 +190,7 @@ def read_value(name: str, text: str, field: FieldInfo) -> Any:
     if field.annotation is str or (field.annotation == str | None and text != "null"):
         return text
     try:
-        return yaml.safe_load(text)
+        return load_yaml(text)
     except Exception:  # see read_yaml
         raise ConfigError(f"--{name} {_short(text)}: not a YAML value; quote it, e.g. '[a, b]' or null") from None
 

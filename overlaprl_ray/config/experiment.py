@@ -6,8 +6,9 @@
     train(ExperimentConfig(grpo=GRPOConfig(num_steps=20), seed=1))
 """
 
+import datetime as dt
 import json
-from typing import Any, Literal
+from typing import Any
 
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
@@ -24,6 +25,7 @@ from overlaprl_ray.config.grpo import (
     Whole,
 )
 from overlaprl_ray.config.model import ModelConfig
+from overlaprl_ray.config.pipeline import PipelineConfig
 from overlaprl_ray.config.staleness import StalenessConfig
 
 
@@ -34,21 +36,43 @@ class TaskConfig(Group):
         "arithmetic", description="where problems come from: arithmetic, gsm8k, records, or gym:<dataset>"
     )
     path: str | None = Field(None, description="gsm8k: folder with train.jsonl and test.jsonl (null = the hub); "
-                             "records: a jsonl/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
+                             "records: a jsonl/json/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
     eval_path: str | None = Field(None, description="records: file of held-out problems; null = split off `path`")
     eval_size: Count = Field(256, description="held-out problems, >= 1")
     rewards: list[str] = Field([], description="reward functions, by name or package.module:function; [] = the "
                                "task's own. The first one decides accuracy")  # fmt: skip
     reward_weights: list[Weight] | None = Field(None, description="one weight per reward; null = all 1")
-    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds, > 0")
+    reward_timeout_s: Positive = Field(60.0, description="longest time for scoring one batch, seconds, > 0; then "
+                                     "the process ends, and the run")  # fmt: skip
+    skip_special_tokens: bool = Field(True, description="leave special tokens out of the text that rewards read; "
+                                      "false: all but the EOS that ends it stay")  # fmt: skip
     system_prompt: str | None = Field(None, description="system message, for models with a chat template")
+    max_prompt_tokens: Count | None = Field(None, description="problems whose prompt has more tokens are left out, "
+                                            ">= 1; null = none are")  # fmt: skip
+    date: dt.date | None = Field(None, description="day that chat templates see, as 2026-12-01; null = the first")
     prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
-    question_column: str = Field("question", description="records: column of the question")
-    answer_column: str = Field("answer", description="records: column of the answer")
+    question_column: str = Field("question", description="records: column of the question, a text or role/content "
+                                 "turns; a.b = column b inside a")  # fmt: skip
+    answer_column: str = Field("answer", description="records: column of the answer, or its dotted path")
     digits: int = Field(2, ge=1, le=4, description="arithmetic: digits of each summand, 1 to 4")
     reverse_answer: bool = Field(True, description="arithmetic: least significant digit first, as small models like")
     gym: dict[str, Any] = Field({}, description="gym: the dataset's parameters, e.g. {max_terms: 2}; size (1 to 10^6, "
                                 "problems drawn, 2000) and seed (0 to 10^6, 0) among them")  # fmt: skip
+
+    @field_validator("rewards", mode="before")
+    @classmethod
+    def _named(cls, rewards: Any) -> Any:
+        """Actors import rewards: a function itself, the obvious thing to give in a notebook, is of no use to them."""
+        for reward in rewards if isinstance(rewards, list | tuple) else [rewards]:
+            if callable(reward):
+                name = getattr(reward, "__name__", "reward").strip("<>")
+                raise PydanticCustomError(
+                    "reward_name",
+                    "actors import rewards by name; put {name} into a module, in a notebook by a cell that begins with "
+                    "%%writefile my_rewards.py, and give ['my_rewards:{name}']",
+                    {"name": name},
+                )
+        return rewards
 
     @field_validator("name")
     @classmethod
@@ -78,28 +102,6 @@ class TaskConfig(Group):
                 "give one weight per reward"
             )
         return self
-
-
-class PipelineConfig(Group):
-    """When things happen."""
-
-    mode: Literal["sync", "async", "staleness", "overlap"] = Field(
-        "overlap",
-        description="sync: no overlap; async: generate ahead; staleness: and judge stale batches; overlap: and score "
-        "with the reference meanwhile",
-    )
-    lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
-    late_share: Share = Field(
-        0.0, description="chance of a late batch, made with weights late_lag steps older than its lag says, 0 to 1"
-    )
-    late_lag: int = Field(8, ge=1, le=64, description="how much older the weights of a late batch are, steps, 1 to 64")
-    schedule: Literal["exact", "latest"] = Field("exact", description="exact = replayable; latest = freshest weights")
-    timeout_s: Positive = Field(1800.0, description="longest wait for any one actor call, seconds, > 0")
-    max_restarts: Whole = Field(3, description="actors that may die and be restarted in one run, >= 0")
-    on_fault: Literal["stop", "skip"] = Field(
-        "stop",
-        description="a batch with failing rewards or a gradient that is not finite ends the run, or is skipped",
-    )
 
 
 class ResourcesConfig(Group):
@@ -169,12 +171,14 @@ class ExperimentConfig(Group):
                 f"output.checkpoint_every={self.output.checkpoint_every} cannot be combined with pipeline.late_share="
                 f"{self.pipeline.late_share}: no checkpoint holds weights so old; set it to 0"
             )
+        if self.pipeline.generation == "stream":
+            self._check_stream()
         if self.output.merge_lora and not (self.model.lora_r and self.output.save_final):
             raise ValueError(
                 f"output.merge_lora=true with model.lora_r={self.model.lora_r} and output.save_final="
                 f"{str(self.output.save_final).lower()}: there is nothing to merge; set it to false"
             )
-        if self.model.lora_r and self.model.engine != "hf":
+        if self.model.lora_r and self.model.engine == "vllm":
             raise ValueError(
                 f"model.lora_r={self.model.lora_r} goes only with model.engine=hf, not {self.model.engine}; use hf, "
                 "or model.lora_r=0"
@@ -186,6 +190,27 @@ class ExperimentConfig(Group):
                 f"{tiny.heads} makes {tiny.hidden // tiny.heads}; try heads=2 and hidden=64"
             )
         return self
+
+    def _check_stream(self) -> None:
+        slots, group = self.pipeline.slots, self.grpo.group_size
+        for name, value, wrong, right in (
+            ("model.engine", self.model.engine, self.model.engine == "vllm", "hf"),
+            ("resources.num_generators", self.resources.num_generators, self.resources.num_generators > 1, 1),
+            ("grpo.oversample", self.grpo.oversample, self.grpo.oversample > 1, 1),
+            ("pipeline.late_share", self.pipeline.late_share, self.late_lag > 0, 0),
+        ):
+            if wrong:
+                raise ValueError(
+                    f"{name}={value} cannot be combined with pipeline.generation=stream; set it to {right}"
+                )
+        every, refresh = self.output.checkpoint_every, self.pipeline.refresh_every
+        if every and (not refresh or every % refresh):
+            raise ValueError(
+                f"output.checkpoint_every={every} must be a multiple of pipeline.refresh_every={refresh}: a checkpoint "
+                "can hold rows that run only where their caches are computed anew; change one of them"
+            )
+        if slots is not None and slots < group:
+            raise ValueError(f"pipeline.slots={slots} holds no group of grpo.group_size={group}; raise it to that")
 
     @property
     def lag(self) -> int:

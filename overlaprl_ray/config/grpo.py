@@ -73,6 +73,13 @@ class GRPOConfig(Group):
     group_size: int = Field(
         8, ge=2, le=10**6, description="G: completions per prompt, >= 2 (a group of one has no advantage)"
     )
+    oversample: float = Field(
+        1.0,
+        ge=1,
+        le=16,
+        description="dynamic sampling: generate so many times the prompts, 1 to 16, and train on the first P groups "
+        "with a signal, filled up with groups without",
+    )
     max_new_tokens: Count = Field(256, description="longest completion, tokens, >= 1")
     temperature: float = Field(
         0.7, ge=0.01, le=100, description="sampling temperature, 0.01 to 100 (logprobs are taken at the same one)"
@@ -87,10 +94,19 @@ class GRPOConfig(Group):
     use_bias_correction_kl: bool = Field(
         True, description="multiply each token's reference penalty by its ratio to the generating policy, as in TRL"
     )
-    loss_type: Literal["grpo", "dapo", "dr_grpo"] = Field("grpo", description="how token losses are averaged")
+    loss_type: Literal["grpo", "dapo", "dr_grpo", "cispo"] = Field(
+        "grpo", description="how token losses are averaged; cispo = as dapo, of clipped, detached ratio x logprob"
+    )
     importance_level: Literal["token", "sequence"] = Field("token", description="ratio per token or sequence (GSPO)")
-    correction: Literal["none", "truncated", "decoupled"] = Field("none", description="off-policy correction")
-    correction_cap: Positive = Field(2.0, description="C: cap of the correction's weight, > 0")
+    correction: Literal["none", "truncated", "decoupled", "icepop", "sequence_mask"] = Field(
+        "none",
+        description="off-policy correction: the weight π_prox/μ capped (truncated), 0 above the cap (decoupled) or "
+        "outside the band (icepop); or rows dropped whose mean ratio leaves the band (sequence_mask)",
+    )
+    correction_cap: Positive = Field(2.0, description="truncated, decoupled: cap of the correction's weight, > 0")
+    correction_band: tuple[Positive, Positive] | None = Field(
+        None, description="lowest and highest ratio kept; null = 0.5, 5 (icepop) or 0.99, 1.01 (sequence_mask)"
+    )
     scale_rewards: bool = Field(True, description="divide advantages by the group's standard deviation")
     micro_batch_size: Count | None = Field(8, description="rows per forward/backward, >= 1; null = whole update")
     micro_batch_tokens: Count | None = Field(
@@ -121,6 +137,10 @@ class GRPOConfig(Group):
             raise ValueError(
                 f"clip_eps=null switches the clip off, but clip_eps_high={self.clip_eps_high}; set it to null, too"
             )
+        if self.loss_type == "cispo" and self.dual_clip is not None:
+            raise ValueError(f"dual_clip={self.dual_clip} cannot be combined with loss_type=cispo; set it to null")
+        if self.correction_band is not None and self.correction_band[0] >= self.correction_band[1]:
+            raise ValueError(f"correction_band={list(self.correction_band)}: the first must be below the second")
         if self.micro_batch_tokens is not None and self.micro_batch_size is not None:
             raise ValueError(
                 f"micro_batch_tokens={self.micro_batch_tokens} and micro_batch_size={self.micro_batch_size}: both "
@@ -134,6 +154,16 @@ class GRPOConfig(Group):
         if self.clip_eps is None:
             return 0.0, math.inf
         return 1 - self.clip_eps, 1 + (self.clip_eps if self.clip_eps_high is None else self.clip_eps_high)
+
+    @property
+    def kept_ratios(self) -> tuple[float, float]:
+        """The band of `correction`, outside of which tokens or rows are dropped."""
+        return self.correction_band or ((0.5, 5.0) if self.correction == "icepop" else (0.99, 1.01))
+
+    @property
+    def generated_prompts(self) -> int:
+        """Prompts that a batch is generated from, before groups are picked."""
+        return math.ceil(self.num_prompts_per_step * self.oversample)
 
     @property
     def batch_rows(self) -> int:

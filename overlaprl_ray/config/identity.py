@@ -15,7 +15,7 @@ from overlaprl_ray.config import ExperimentConfig, GRPOConfig
 from overlaprl_ray.errors import ConfigError
 
 # Raise it whenever a default or a formula changes what a run computes: what another algorithm began is refused.
-ALGORITHM = 2
+ALGORITHM = 3
 
 # Where a run lies, how long it waits and what it holds on a device: none of these reaches a number of the run.
 NO_PART = (
@@ -23,6 +23,7 @@ NO_PART = (
     "pipeline.timeout_s",
     "pipeline.max_restarts",
     "task.reward_timeout_s",
+    "task.date",  # it may do so: then it is compared as data are
     "resources.start_timeout_s",
     "resources.generator_gpu",
     "resources.reference_gpu",
@@ -42,8 +43,9 @@ def flatten(values: dict[str, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def essentials(values: dict[str, Any]) -> dict[str, Any]:
-    """The settings that a run's numbers depend on, by dotted name."""
-    return {name: value for name, value in flatten(values) if not name.startswith(NO_PART)}
+    """The settings that a run's numbers depend on, by dotted name. An engine not decided on stands for the default."""
+    found = {name: value for name, value in flatten(values) if not name.startswith(NO_PART)}
+    return found | ({"model.engine": "hf"} if found.get("model.engine") == "auto" else {})
 
 
 def _defaults(config: ExperimentConfig) -> dict[str, Any]:
@@ -56,15 +58,14 @@ def _defaults(config: ExperimentConfig) -> dict[str, Any]:
     return filled | {f"grpo.{name}": plain[f"grpo.{name}"] for name in DECISIVE}
 
 
-def config_hash(config: ExperimentConfig, but: str = "") -> str:
-    """Twelve hex digits that two configurations share exactly when they describe the same run (`but` for a setting).
+def config_hash(config: ExperimentConfig, *but: str) -> str:
+    """Twelve hex digits that two configurations share exactly when they describe the same run (`but` for settings).
 
     Settings at their default are left out, so that a setting which is added later renames no run.
     """
     defaults, settings = _defaults(config), essentials(config.model_dump(mode="json"))
     given = {name: value for name, value in settings.items() if name not in defaults or value != defaults[name]}
-    given.pop(but, None)
-    text = json.dumps({"algorithm": ALGORITHM, **given}, sort_keys=True)
+    text = json.dumps({"algorithm": ALGORITHM, **{k: v for k, v in given.items() if k not in but}}, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -35,7 +35,9 @@ class ModelConfig(Group):
         "float32", description="weights and compute; with bfloat16 the optimizer keeps float32 master weights"
     )
     reference: str | None = Field(None, description="reference model; null = the initial policy")
-    engine: Literal["hf", "vllm"] = Field("hf", description="what generates; vllm needs the extra `vllm`")
+    engine: Literal["auto", "hf", "vllm"] = Field(
+        "auto", description="what generates; vllm needs the extra `vllm`; auto: vllm where it is installed and the "
+        "generator has a share of a GPU, else hf")  # fmt: skip
     gradient_checkpointing: bool = Field(False, description="recompute layers in backward: less memory, more time")
     lora_r: int = Field(0, ge=0, le=4096, description="rank of LoRA adapters (extra `lora`), 0 to 4096; 0 = train all")
     lora_alpha: Count | None = Field(None, description="adapters are scaled by lora_alpha / lora_r, >= 1; null = 2 r")

@@ -6,6 +6,9 @@ from pydantic import Field, model_validator
 
 from overlaprl_ray.config.grpo import Group, NonNegative, Positive, Share, Whole
 
+Decision = Literal["fresh", "stale", "discard"]
+DECISIONS: tuple[Decision, ...] = ("fresh", "stale", "discard")  # a row's decision is an index into this
+
 
 class StalenessConfig(Group):
     """What happens to a rollout whose policy has drifted away (modes `staleness` and `overlap`)."""

@@ -83,7 +83,7 @@ class HFEngine:
             parameter.copy_(state[name])
         self.version = version
 
-    def _forward(self, tokens: Tensor, attention: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
+    def forward(self, tokens: Tensor, attention: Tensor, positions: Tensor, cache: DynamicCache) -> Tensor:
         """Logits (b, V) after the last of the tokens (b, t); the cache takes in their keys and values."""
         return self.model(
             input_ids=tokens,
@@ -94,16 +94,16 @@ class HFEngine:
             logits_to_keep=1,
         ).logits[:, -1]
 
-    def _prefill(
+    def prefill(
         self, prompts: Sequence[Sequence[int]], ids: Tensor, attention: Tensor, positions: Tensor, cache: DynamicCache
     ) -> Tensor:
         """Logits (B, V) after the prompts (B, Tp); equal prompts, such as a group's, are computed once."""
         places: dict[tuple[int, ...], int] = {}
         owner = torch.tensor([places.setdefault(tuple(prompt), len(places)) for prompt in prompts], device=ids.device)
         if len(places) == len(prompts) or ids.shape[1] < SHARED_FROM:
-            return self._forward(ids, attention, positions, cache)
+            return self.forward(ids, attention, positions, cache)
         first = torch.tensor([owner.tolist().index(place) for place in range(len(places))], device=ids.device)
-        logits = self._forward(ids[first], attention[first], positions[first], cache)
+        logits = self.forward(ids[first], attention[first], positions[first], cache)
         cache.batch_select_indices(owner)
         return logits[owner]
 
@@ -129,7 +129,7 @@ class HFEngine:
         running = torch.arange(rows, device=device)  # rows still in the batch, by their place in the output
         cache = DynamicCache(config=self.model.config)
         width = prompt_ids.shape[1]
-        logits = self._prefill(prompts, prompt_ids.to(device), attention[:, :width], positions[:, :width], cache)
+        logits = self.prefill(prompts, prompt_ids.to(device), attention[:, :width], positions[:, :width], cache)
         for t in range(max_new_tokens):
             chosen, chosen_logprobs = sample(logits, temperature, None if uniforms is None else uniforms[running, t])
             writing = ~finished[running]
@@ -146,7 +146,7 @@ class HFEngine:
                 running, chosen = running[keep], chosen[keep]
             seen = width + t + 1
             at = positions[running, seen - 1 : seen]
-            logits = self._forward(chosen[:, None], attention[running, :seen], at, cache)
+            logits = self.forward(chosen[:, None], attention[running, :seen], at, cache)
 
         ids, logprobs = ids[:, : t + 1].cpu(), logprobs[:, : t + 1].cpu()
         mask = completion_mask(ids, self.eos_ids)

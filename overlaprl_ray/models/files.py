@@ -1,18 +1,22 @@
-"""Whether a model's files are there, by their headers and sizes alone: no torch, no transformers, nothing loaded.
+"""What can be said of a model without torch and transformers: are its files there; facts of the built-in one.
 
 check_model_files("some/model", "grpo.model_name")    # ConfigError in one line
 """
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from overlaprl_ray.config import TINY
+from overlaprl_ray.config import TINY, TaskConfig, TinyConfig
 from overlaprl_ray.errors import ConfigError
-from overlaprl_ray.tasks.hub import holds, prefer_cache_when_unreachable
+from overlaprl_ray.tasks import Problem, arithmetic
+from overlaprl_ray.tasks.hub import holds
 
+BUILTIN = Path(__file__).parent / "builtin"  # the built-in model, as models/tiny.py makes it
+CONTEXT, VOCABULARY = 512, 99  # its tokens, one a character
 WEIGHTS = ("model.safetensors", "model.safetensors.index.json")  # in one file, or in several
 
 
@@ -67,8 +71,29 @@ def _check_folder(folder: Path) -> None:
 
 
 def _check_hub(name: str) -> None:
-    prefer_cache_when_unreachable()
     if not holds(name, "config.json"):
         raise ValueError("no such folder, and the hub or its local cache has no such model")
     if not any(holds(name, file) for file in WEIGHTS):
         raise ValueError("it has no *.safetensors weights")
+
+
+# ---- the built-in model ----
+
+
+def cache_folder() -> Path:
+    """Where built models are kept between runs."""
+    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "overlaprl_ray"
+    return Path(os.environ.get("OVERLAPRL_CACHE", default)).expanduser()
+
+
+def builtin_parameters(config: TinyConfig) -> int:
+    """How many parameters a built-in model of this shape has; its input and output embeddings are one."""
+    return config.hidden * (VOCABULARY + 1) + config.layers * (16 * config.hidden**2 + 2 * config.hidden)
+
+
+def is_packaged(config: TinyConfig, problems: Sequence[Problem]) -> bool:
+    """Whether a run with these training problems starts from the packaged model."""
+    if config != TinyConfig():
+        return False
+    seen = {(p.prompt, p.answer) for p in arithmetic.build(TaskConfig()).train}
+    return seen <= {(p.prompt, p.answer) for p in problems}

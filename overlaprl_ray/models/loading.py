@@ -1,15 +1,17 @@
 """Loading policies and tokenizers: the built-in one, a folder, or a hub name. Checks come first and cost no weights.
 
-tokenizer = load_tokenizer(config.grpo.model_name)
-model = load_model(config, config.grpo.model_name, task)
+tokenizer, model = load_tokenizer(models.policy), load_model(models.policy)    # of folders.find_models
 """
 
+import copy
+import json
 import os
-from typing import Any
+from collections.abc import Mapping
+from datetime import date
+from typing import Any, TypeVar
 
 import torch
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
@@ -18,27 +20,27 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from overlaprl_ray.config import ExperimentConfig, ModelConfig
-from overlaprl_ray.config.grpo import TINY
+from overlaprl_ray.config import TINY, ExperimentConfig, TinyConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.models.architecture import check_kind, check_logits
 from overlaprl_ray.models.files import model_error
-from overlaprl_ray.models.tiny import tiny_config, tiny_folder, tiny_tokenizer
-from overlaprl_ray.tasks import Task
+from overlaprl_ray.models.tiny import tiny_config, tiny_tokenizer
 
 disable_progress_bar()  # a bar per actor for a load of seconds would bury our own output
+Module = TypeVar("Module", bound=torch.nn.Module)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def check_model(name: str, field: str, config: ModelConfig) -> Any:
+def check_model(name: str, field: str, tiny: TinyConfig) -> Any:
     """The model's configuration, found without loading weights. Raises `ConfigError` naming `field`."""
     if name == TINY:
-        return tiny_config(config.tiny)
+        return tiny_config(tiny)
     try:
         found = AutoConfig.from_pretrained(os.path.expanduser(name), trust_remote_code=False)
-        if type(found) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise ValueError(f"a {found.model_type} is no causal language model")
     except Exception as error:  # the hub, any JSON, any architecture's own checks: no common type
         raise model_error(name, field, error) from error
+    check_kind(found, name, field)
+    check_logits(found, name, field)
     return found
 
 
@@ -54,8 +56,11 @@ def published_bytes(config: ExperimentConfig, architecture: Any) -> int:
     return sum(parameter.numel() for parameter in model.parameters()) * DTYPES[config.model.dtype].itemsize
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """The tokenizer beside a model, left-padding; its pad token falls back to EOS, its own or the model's."""
+def load_tokenizer(name: str, day: date | None = None) -> PreTrainedTokenizerBase:
+    """The tokenizer beside a model, left-padding; its pad token falls back to EOS, its own or the model's.
+
+    With a `day` its chat template sees that one; without, as in the copy that a run saves, it asks the clock.
+    """
     if name == TINY:
         return tiny_tokenizer()
     folder = os.path.expanduser(name)
@@ -71,7 +76,20 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
             f"grpo.model_name = '{name}': its tokenizer has no pad token, and neither it nor the model's config.json "
             "an EOS token to pad with; set pad_token in its tokenizer_config.json"
         )
+    if day and "strftime_now" in str(tokenizer.chat_template):
+        tokenizer.chat_template = _on_day(day) + tokenizer.get_chat_template()
     return tokenizer
+
+
+def _on_day(day: date) -> str:
+    """What has a chat template's `strftime_now` tell of one day: a macro of that name, which comes before a global."""
+    codes = [f"%{flag}{letter}" for flag in ("", "-") for letter in "aAbBcdDeFgGhHIjmMnpSuUVwWxXyY"]
+    values = json.dumps({code: day.strftime(code) for code in codes})
+    return (
+        "{% macro strftime_now(format) %}{% set it = namespace(text=format) %}"
+        f"{{% for code, value in {values}.items() %}}{{% set it.text = it.text.replace(code, value) %}}{{% endfor %}}"
+        "{{ it.text }}{% endmacro %}\n"
+    )
 
 
 def _model_eos(folder: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
@@ -82,19 +100,25 @@ def _model_eos(folder: str, tokenizer: PreTrainedTokenizerBase) -> str | None:
     return token  # None, too, for an id beyond the vocabulary
 
 
-def load_model(
-    config: ExperimentConfig, name: str, task: Task, device: str = "cpu", dtype: str | None = None
-) -> PreTrainedModel:
-    """The causal model `name` in `dtype` (null = the configured one), every dropout off: two forwards must agree."""
-    folder = str(tiny_folder(config.model.tiny, task.train)) if name == TINY else os.path.expanduser(name)
+def load_model(folder: str, dtype: str = "float32", device: str = "cpu") -> PreTrainedModel:
+    """The causal model of a folder or hub name, every dropout off: two forwards must agree."""
     architecture = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     for key, value in vars(architecture).items():
         if "drop" in key and isinstance(value, float):
             setattr(architecture, key, 0.0)
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, config=architecture, dtype=DTYPES[dtype or config.model.dtype], use_safetensors=True
-    )
+    model = AutoModelForCausalLM.from_pretrained(folder, config=architecture, dtype=DTYPES[dtype], use_safetensors=True)
     return model.to(device).eval()  # type: ignore[arg-type]  # its decorator hides the signature
+
+
+def cpu_copy(module: Module, values: Mapping[torch.nn.Parameter, torch.Tensor]) -> Module:
+    """A float32 copy on the CPU, with other values for some parameters; not one more byte on the module's device."""
+    # deepcopy takes these for copies that it has made already
+    taken: dict[int, Any] = {
+        id(p): torch.nn.Parameter(values.get(p, p).detach().to("cpu", copy=True), p.requires_grad)
+        for p in module.parameters()
+    }
+    taken |= {id(buffer): buffer.to("cpu", copy=True) for buffer in module.buffers()}
+    return copy.deepcopy(module, taken).float()
 
 
 def eos_ids(model_config: Any, tokenizer: PreTrainedTokenizerBase, generation_config: Any = None) -> tuple[int, ...]:
@@ -111,6 +135,22 @@ def eos_ids(model_config: Any, tokenizer: PreTrainedTokenizerBase, generation_co
     return tuple(sorted(found))
 
 
-def context_window(model_config: Any) -> int | None:
-    """Tokens a model can see, where its configuration says."""
-    return getattr(model_config.get_text_config(), "max_position_embeddings", None)
+def export_eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Have what is saved of a model stop where the run did: `generate` looks at the generation settings alone."""
+    model.generation_config.eos_token_id = list(eos_ids(model.config, tokenizer, model.generation_config))
+
+
+def check_tokenizer(tokenizer: PreTrainedTokenizerBase, model_config: Any, name: str) -> None:
+    """Refuse a tokenizer whose padding the model cannot embed, or none of whose EOS tokens it can produce."""
+    size = model_config.vocab_size
+    if tokenizer.pad_token_id >= size:
+        raise ConfigError(
+            f"grpo.model_name = '{name}': its pad token {tokenizer.pad_token!r} has the id {tokenizer.pad_token_id}, "
+            f"but the model embeds {size} tokens; set pad_token in its tokenizer_config.json to one of them"
+        )
+    ends = eos_ids(model_config, tokenizer)
+    if min(ends) >= size:
+        raise ConfigError(
+            f"grpo.model_name = '{name}': the ids of its EOS tokens, {list(ends)}, are beyond the model's {size}, so "
+            "that no completion would end; set eos_token_id in its config.json"
+        )

@@ -8,7 +8,6 @@ drawn from the run's seed. There is no dropout.
     with adapter.disable_adapter(): ...      # the base alone: a reference without a second model
 """
 
-import copy
 import importlib.util
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers.pytorch_utils import Conv1D
 
 from overlaprl_ray.config import ModelConfig
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.models.loading import cpu_copy
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -57,8 +57,8 @@ def saver(adapter: "PeftModel") -> Callable[[str | Path], None]:
 
 
 def merged_copy(adapter: "PeftModel") -> PreTrainedModel:
-    """A plain model in float32 whose weights are base + adapter."""
-    model: PreTrainedModel = copy.deepcopy(adapter).float().merge_and_unload(safe_merge=True)
+    """A plain model in float32 on the CPU whose weights are base + adapter; it takes no memory of the adapter's GPU."""
+    model: PreTrainedModel = cpu_copy(adapter, {}).merge_and_unload(safe_merge=True)
     model.config.dtype = torch.float32
     return model
 

@@ -4,13 +4,12 @@ The default one is part of the package (`builtin/`, made by scripts/make_builtin
 machine, nothing to wait for. Other shapes, digits and tasks are warm-started on the spot into an ordinary Hugging Face
 folder in the cache (`$OVERLAPRL_CACHE`, default ~/.cache/overlaprl_ray), keyed by everything its bits depend on.
 
-    folder = tiny_folder(config.model.tiny, task.train)
+    folder = tiny_folder(config.model.tiny, task.train, config.resources.threads)
     AutoModelForCausalLM.from_pretrained(folder)
 """
 
 import hashlib
 import json
-import os
 import shutil
 import string
 import tempfile
@@ -25,12 +24,12 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from overlaprl_ray.config import TaskConfig, TinyConfig
+from overlaprl_ray.config import TinyConfig
+from overlaprl_ray.errors import RunError
+from overlaprl_ray.models.files import BUILTIN, CONTEXT, cache_folder, is_packaged
 from overlaprl_ray.rollout import pad_left, position_ids
-from overlaprl_ray.tasks import Problem, arithmetic
+from overlaprl_ray.tasks import Problem
 
-CONTEXT = 512  # tokens
-BUILTIN = Path(__file__).parent / "builtin"
 RECIPE = 1  # raise it when the warm start below changes, so that no stale cache is used
 SPECIAL = ["<pad>", "<eos>", "<unk>"]
 CHARACTERS = string.digits + string.ascii_letters + string.punctuation + " \n"
@@ -70,35 +69,25 @@ def tiny_config(config: TinyConfig) -> LlamaConfig:
     )
 
 
-def cache_folder() -> Path:
-    """Where built models are kept between runs."""
-    default = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser() / "overlaprl_ray"
-    return Path(os.environ.get("OVERLAPRL_CACHE", default)).expanduser()
-
-
-def tiny_folder(config: TinyConfig, problems: Sequence[Problem]) -> Path:
+def tiny_folder(config: TinyConfig, problems: Sequence[Problem], threads: int = 1) -> Path:
     """The folder of the model to start from: the packaged one where it fits, else a warm-started one from the cache.
 
     The packaged one fits its own shape, and training problems that include all it has seen: then it knows no held-out
-    one.
+    one. `threads`: with how many to warm-start, since the bits depend on it.
     """
-    return BUILTIN if is_packaged(config, problems) else _warm_started(config, problems)
-
-
-def is_packaged(config: TinyConfig, problems: Sequence[Problem]) -> bool:
-    """Whether a run with these training problems starts from the packaged model."""
-    if config != TinyConfig():
-        return False
-    seen = {(p.prompt, p.answer) for p in arithmetic.build(TaskConfig()).train}
-    return seen <= {(p.prompt, p.answer) for p in problems}
-
-
-def describe_start(config: TinyConfig, problems: Sequence[Problem]) -> str:
-    """Which weights a run begins with, in a line."""
-    if not is_packaged(config, problems):
-        return f"built-in model: warm-started for this task, kept in {cache_folder()}"
-    recipe = json.loads((BUILTIN / "recipe.json").read_text(encoding="utf-8"))
-    return f"built-in model: {BUILTIN / 'model.safetensors'}, sha256 {recipe['sha256'][:12]}"
+    if is_packaged(config, problems):
+        return BUILTIN
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        return _warm_started(config, problems)
+    except OSError as error:
+        raise RunError(
+            f"OVERLAPRL_CACHE: '{error.filename or cache_folder()}' cannot be written ({error.strerror or error}); "
+            "free some space, or give another folder"
+        ) from error
+    finally:
+        torch.set_num_threads(before)
 
 
 def _warm_started(config: TinyConfig, problems: Sequence[Problem]) -> Path:

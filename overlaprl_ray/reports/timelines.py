@@ -1,14 +1,15 @@
 """Who worked when: the timelines of a sweep's runs in one picture."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 from matplotlib.figure import Figure
 
 from overlaprl_ray.reports.figures import note
 from overlaprl_ray.reports.loading import Results
 from overlaprl_ray.reports.trials import MODES
-from overlaprl_ray.runs.gantt import figure_of
-from overlaprl_ray.runs.timeline import Timeline, load_trace
+from overlaprl_ray.runs.gantt import figure_of, window
 
 
 def gantt(results: Results) -> Figure:
@@ -16,15 +17,21 @@ def gantt(results: Results) -> Figure:
     trials = results.trials
     if "folder" not in trials:
         return note("Saved tables hold no timelines: give the folders of runs for a Gantt chart.")
-    lines: dict[str, Timeline] = {}
-    for mode, folder in trials.sort_values("seed")[["mode", "folder"]].dropna().itertuples(index=False, name=None):
-        if mode in lines:
-            continue
-        try:
-            found = load_trace(Path(folder) / "timeline.json")
-        except (OSError, ValueError, KeyError):  # none, or none that is whole
-            continue
-        if found.steps:
-            lines[mode] = found
-    known = {mode: lines[mode] for mode in MODES if mode in lines}
-    return figure_of(known) if known else note("No run's folder holds a timeline.json to draw.")
+    lines: dict[str, dict[str, Any]] = {}
+    for mode in MODES:
+        for folder in trials[trials["mode"] == mode].sort_values("seed", kind="stable")["folder"].dropna():
+            found = _timeline(Path(folder) / "timeline.json")
+            if found is not None:
+                lines[mode] = found
+                break
+    return figure_of(lines) if lines else note("No run's folder holds a timeline.json to draw.")
+
+
+def _timeline(path: Path) -> dict[str, Any] | None:
+    """A run's trace; None where there is none, or none that is whole."""
+    try:
+        trace = json.loads(path.read_text(encoding="utf-8"))
+        window(trace)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return trace

@@ -12,15 +12,15 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from overlaprl_ray.config.identity import ALGORITHM
 
 PACKAGES = ("overlaprl_ray", "torch", "transformers", "datasets", "ray", "numpy", "pandas")
 
 
 def environment() -> dict[str, Any]:
-    """What a figure must be read with."""
+    """What a figure must be read with, as seen from a process that computes."""
+    import torch
+
     return {
         "algorithm": ALGORITHM,
         "versions": {name: version(name) for name in PACKAGES},

@@ -5,6 +5,7 @@ with locked(folder):
 """
 
 import json
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -65,19 +66,38 @@ def replace_text(path: Path, text: str) -> None:
         raise
 
 
+def last_step(path: Path) -> int:
+    """The step of the last whole row of a jsonl file; 0 without one."""
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1] if path.exists() else []
+    return json.loads(lines[-1])["step"] if lines else 0
+
+
 def cut_back(path: Path, step: int) -> list[dict[str, Any]]:
     """Drop the rows after a step, and a torn last line, from a jsonl file; returns the rest. No file, no rows."""
+    rows = read_rows(path, step)
+    if path.exists():
+        replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return rows
+
+
+def read_rows(path: Path, until: float = math.inf) -> list[dict[str, Any]]:
+    """The rows of a jsonl file up to a step, without a torn last line. No file, no rows."""
+    rows: list[dict[str, Any]] = []
     if not path.exists():
-        return []
-    rows = []
+        return rows
     # not splitlines: completions may hold what Unicode counts as line ends
     for line in path.read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n"):
         try:
             row = json.loads(line)
         except ValueError:
             break  # torn: the process was killed while writing it
-        if row["step"] > step:
+        if row["step"] > until:
             break
         rows.append(row)
-    replace_text(path, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
     return rows
+
+
+def as_json(row: dict[str, Any]) -> str:
+    """A row as a line of a jsonl file; JSON has neither NaN nor infinity, so they become null."""
+    clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+    return json.dumps(clean, ensure_ascii=False, allow_nan=False)

@@ -19,9 +19,9 @@ import ray
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.runs.ray_metrics import NO_TRIAL, RunMetrics, tags_of
-from overlaprl_ray.workers.cells import Cell
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.runs.imports import import_without
+from overlaprl_ray.runs.ray_metrics import NO_TRIAL, Metrics, tags_of
+from overlaprl_ray.workers.results import Cell, Evaluation
 
 TAG_PREFIX = "ray/tune/"  # Ray Tune's own, so that runs and trials share their charts
 
@@ -38,7 +38,7 @@ class RunLoggers:
     """All of a run's loggers; `before` is the last row that an earlier process wrote of the same run."""
 
     def __init__(self, config: ExperimentConfig, folder: Path, before: dict[str, Any] | None = None):
-        self.metrics = RunMetrics(config, before) if ray.is_initialized() else None
+        self.metrics = Metrics(config, before) if ray.is_initialized() else None
         self.loggers = []
         if config.output.tensorboard and tags_of(config)["trial"] == NO_TRIAL:  # Ray Tune writes the trials' events
             self.loggers.append(tensorboard(folder, before))
@@ -74,6 +74,7 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def tensorboard(folder: Path, before: dict[str, Any] | None = None) -> Logger:
     """Events in the run's folder, one per step."""
+    import_without("tensorboardX", "torch")  # which it takes tensors of, where it is installed
     from tensorboardX import SummaryWriter
     from tensorboardX.proto.summary_pb2 import Summary
 

@@ -8,6 +8,8 @@ there, moves on to each new Ray, and puts the dashboard next to Ray's own.
 
 import contextlib
 import json
+import math
+import re
 import shutil
 import signal
 import subprocess
@@ -15,12 +17,14 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from overlaprl_ray.errors import ConfigError, RunError
 from overlaprl_ray.runs.files import replace_text
-from overlaprl_ray.runs.grafana import dashboard
 
 POLL_S = 2.0
 
@@ -95,3 +99,32 @@ def _answers(url: str) -> bool:
     with contextlib.suppress(OSError), urllib.request.urlopen(url, timeout=5) as reply:
         return reply.status == 200
     return False
+
+
+def dashboard() -> dict[str, Any]:
+    """The Grafana dashboard: the panels of grafana.yaml under their headings, three to a line of Grafana's 24 units."""
+    board = yaml.safe_load((files("overlaprl_ray.runs") / "grafana.yaml").read_text(encoding="utf-8"))
+    panels, y = [], 0
+    for title, row in board.pop("rows").items():
+        panels.append({"type": "row", "title": title, "gridPos": {"h": 1, "w": 24, "x": 0, "y": y}})
+        for i, panel in enumerate(row):
+            panels.append(_panel(**panel, gridPos={"h": 8, "w": 8, "x": 8 * (i % 3), "y": y + 1 + 8 * (i // 3)}))
+        y += 1 + 8 * math.ceil(len(row) / 3)
+    return {**board, "panels": [{"id": number, **panel} for number, panel in enumerate(panels, 1)]}
+
+
+def _panel(queries: dict[str, str], **panel: Any) -> dict[str, Any]:
+    targets = [
+        {
+            "refId": reference,
+            "expr": re.sub(r"(\w+)\{", r'ray_overlaprl_\1{run=~"$run",trial=~"$trial",', query),
+            "legendFormat": f"{legend} {{{{run}}}} {{{{trial}}}}".strip(),
+        }
+        for reference, (legend, query) in zip("AB", queries.items(), strict=False)
+    ]
+    shared = {
+        "type": "timeseries",
+        "datasource": {"type": "prometheus", "uid": "${datasource}"},
+        "options": {"tooltip": {"mode": "multi", "sort": "desc"}},
+    }
+    return {**shared, **panel, "targets": targets}

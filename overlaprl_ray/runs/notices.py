@@ -3,9 +3,12 @@
 notices(config, floor=1.6e-3, decisions={"fresh": 50, "stale": 0, "discard": 0})
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from overlaprl_ray.config import ExperimentConfig
+
+WITHOUT_SIGNAL = 20  # steps in a row in which no group has signal, from which on that is said
 
 
 def floor_notice(config: ExperimentConfig, floor: float) -> str | None:
@@ -27,7 +30,27 @@ def silence_notice(config: ExperimentConfig, decisions: Mapping[str, int]) -> st
     return f"notice: rule {config.rule} never fired, every step was fresh: this run equals one with staleness.rule none"
 
 
-def notices(config: ExperimentConfig, floor: float | None, decisions: Mapping[str, int]) -> list[str]:
-    """Those that apply."""
-    texts = [floor_notice(config, floor) if floor is not None else None, silence_notice(config, decisions)]
+def signal_notice(rows: Sequence[Mapping[str, Any]]) -> str | None:
+    """A warning once no group had signal, that is completions of different reward, in so many steps in a row."""
+    silent = [row["frac_reward_zero_std"] == 1.0 for row in rows[-WITHOUT_SIGNAL - 1 :]]
+    if len(rows) < WITHOUT_SIGNAL or not all(silent[-WITHOUT_SIGNAL:]) or silent[:-WITHOUT_SIGNAL] == [True]:
+        return None
+    last = rows[-WITHOUT_SIGNAL:]
+    return (
+        f"warning: no group had signal in steps {last[0]['step']} to {last[-1]['step']}: all completions of a prompt "
+        f"got the same reward (mean {last[-1]['reward']} in the last step), so rewards taught nothing; compare "
+        "completions.jsonl with what task.rewards look for"
+    )
+
+
+def notices(
+    config: ExperimentConfig, floor: float | None, decisions: Mapping[str, int], rows: Sequence[Mapping[str, Any]] = ()
+) -> list[str]:
+    """Those that apply to a run with these rows."""
+    first_silent = (signal_notice(rows[:end]) for end in range(WITHOUT_SIGNAL, len(rows) + 1))
+    texts = [
+        floor_notice(config, floor) if floor is not None else None,
+        silence_notice(config, decisions),
+        next(filter(None, first_silent), None),
+    ]
     return [text for text in texts if text]

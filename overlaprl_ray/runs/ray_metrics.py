@@ -1,17 +1,17 @@
 """A run's numbers as Ray metrics: Prometheus reads them at Ray's metrics port, and Grafana draws them (grafana.yaml).
 
-`RunMetrics` lives in the driver and gets every row; a `Watched` actor reports its current phase. All metrics have the
-tags run, trial, mode and seed. `reward` here is `ray_overlaprl_reward` in Prometheus; counters end in `_total`. Ray
+The driver's `Metrics` get every row; those of a `Watched` actor tell its current phase. All have the tags run, trial,
+mode and seed. `reward` here is `ray_overlaprl_reward` in Prometheus; counters end in `_total`. Ray
 exports the values every ten seconds. Gauges end with the run, counters with Ray.
 
-    metrics = RunMetrics(config)
+    metrics = Metrics(config)
     metrics.step(row, cells, queue_depth=2)
 """
 
 import functools
 import math
 import threading
-from collections import defaultdict
+from collections import Counter as Counts
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, cast, get_args
@@ -20,7 +20,8 @@ import ray
 from ray.util.metrics import Counter, Gauge, Histogram
 
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.workers.cells import TRAITS, Cell
+from overlaprl_ray.config.identity import config_hash
+from overlaprl_ray.workers.results import TRAITS, Cell
 
 NO_TRIAL = "none"  # the tag `trial` of a run outside a sweep
 KEEP_EVERY_S = 5.0  # half of Ray's interval between two exports
@@ -43,7 +44,7 @@ Method = TypeVar("Method", bound=Callable[..., Any])
 def tags_of(config: ExperimentConfig) -> dict[str, str]:
     """A run's tags, from its settings alone: the run is its folder, or its sweep's, and the trial its folder there."""
     folder = Path(config.output.dir or "run")
-    in_sweep = folder.parent.name == "trials"
+    in_sweep = folder.parent.name == "trials" and folder.name == config_hash(config)  # as sweeps name their trials
     return {
         "run": _ascii(folder.parent.parent.name if in_sweep else folder.name),
         "trial": _ascii(folder.name) if in_sweep else NO_TRIAL,
@@ -60,11 +61,13 @@ def _ascii(name: str) -> str:
 class Metrics:
     """One run's Ray metrics in this process, each created at its first value.
 
-    Ray drops a gauge some twenty seconds after it was last set, so a thread keeps setting them until `close`.
+    Ray drops a gauge some twenty seconds after it was last set, so a thread keeps setting them until `close`. `before`
+    is the last row that an earlier process wrote of the same run.
     """
 
-    def __init__(self, config: ExperimentConfig, **tags: str):
+    def __init__(self, config: ExperimentConfig, before: dict[str, Any] | None = None, **tags: str):
         self.tags = {**tags_of(config), **tags}
+        self.before = before or {"tokens": 0, "samples": 0}
         self.metrics: dict[str, Any] = {}
         self.gauges: dict[tuple[str, tuple[tuple[str, str], ...]], float] = {}
         self.lock = threading.Lock()
@@ -83,9 +86,32 @@ class Metrics:
         if value > 0:  # Ray refuses zero
             self.metric(Counter, name, tags).inc(value, tags=tags)
 
-    def observe(self, name: str, seconds: float, **tags: str) -> None:
-        """Count a duration in a histogram."""
-        self.metric(Histogram, name, tags, boundaries=BOUNDARIES).observe(seconds, tags=tags)
+    def step(self, row: dict[str, Any], cells: Sequence[Cell] = (), queue_depth: int = 0) -> None:
+        """One row of metrics.jsonl, the cells of its row of decisions.jsonl, and how many rollouts wait or train."""
+        for name, column in GAUGES.items():
+            self.set(name, row[column])
+        self.set("queue_depth", queue_depth)
+        for column, value in row.items():
+            if column.startswith("memory/"):
+                self.set("memory_gb", value, actor=column.removeprefix("memory/").removesuffix("_gb"))
+        self.add("steps", 1)
+        self.add("faults", row["faults"])
+        self.add("decisions", 1, decision=row["staleness/decision"])
+        for total in ("tokens", "samples"):
+            self.add(total, row[total] - self.before[total])
+        for stage in STAGES:
+            if (seconds := row[f"time/{stage}"]) is not None:
+                tags = {"stage": stage}
+                self.add("stage_seconds", seconds, **tags)  # exact; the histogram's sum is rebuilt from buckets
+                histogram = self.metric(Histogram, "stage_duration_seconds", tags, boundaries=BOUNDARIES)
+                histogram.observe(seconds, tags=tags)
+        counts: Counts[tuple[str, str, int]] = Counts()
+        for *quarters, decision, count in cells:
+            for trait, quarter in zip(TRAITS, quarters, strict=True):
+                counts[decision, trait, quarter] += count
+        for (decision, trait, quarter), count in counts.items():
+            self.add("rows", count, decision=decision, trait=trait, quarter=str(quarter))
+        self.before = row
 
     def close(self) -> None:
         """Let the gauges end."""
@@ -104,39 +130,6 @@ class Metrics:
             with self.lock:
                 for (name, tags), value in self.gauges.items():
                     self.metrics[name].set(value, tags=dict(tags))
-
-
-class RunMetrics(Metrics):
-    """The driver's metrics. `before` is the last row that an earlier process wrote of the same run."""
-
-    def __init__(self, config: ExperimentConfig, before: dict[str, Any] | None = None):
-        super().__init__(config)
-        self.before = before or {"tokens": 0, "samples": 0}
-
-    def step(self, row: dict[str, Any], cells: Sequence[Cell] = (), queue_depth: int = 0) -> None:
-        """One row of metrics.jsonl, the cells of its row of decisions.jsonl, and how many rollouts wait or train."""
-        for name, column in GAUGES.items():
-            self.set(name, row[column])
-        self.set("queue_depth", queue_depth)
-        for column, value in row.items():
-            if column.startswith("memory/"):
-                self.set("memory_gb", value, actor=column.removeprefix("memory/").removesuffix("_gb"))
-        self.add("steps", 1)
-        self.add("faults", row["faults"])
-        self.add("decisions", 1, decision=row["staleness/decision"])
-        for total in ("tokens", "samples"):
-            self.add(total, row[total] - self.before[total])
-        for stage in STAGES:
-            if (seconds := row[f"time/{stage}"]) is not None:
-                self.add("stage_seconds", seconds, stage=stage)  # exact; the histogram's sum is rebuilt from buckets
-                self.observe("stage_duration_seconds", seconds, stage=stage)
-        counts: dict[tuple[str, str, int], int] = defaultdict(int)
-        for *quarters, decision, count in cells:
-            for trait, quarter in zip(TRAITS, quarters, strict=True):
-                counts[decision, trait, quarter] += count
-        for (decision, trait, quarter), count in counts.items():
-            self.add("rows", count, decision=decision, trait=trait, quarter=str(quarter))
-        self.before = row
 
 
 class Watched:

@@ -1,49 +1,64 @@
 """The three Ray actors: thin shells that give sampler, reference and learner a process, a device and their threads.
 
 Everything they return is a task's return value, so the driver owns it and it outlives the actor. supervisor.py starts
-them.
+them. What computes is imported in the actors' processes: the driver needs the classes, but neither torch nor
+transformers.
 
     rollout = generator.generate.remote(1, 0, learner.publish.remote())
 """
 
+from __future__ import annotations
+
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ray
-import torch
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
-from overlaprl_ray.models.loading import load_tokenizer
-from overlaprl_ray.rollout import Rollout, Scores, Span, merge
-from overlaprl_ray.runs.checkpoint import CheckpointWriter, load_rollouts, load_trainer
+from overlaprl_ray.rollout import Rollout, Scores, Span, batch_of
+from overlaprl_ray.runs.environment import environment
+from overlaprl_ray.runs.imports import import_without
 from overlaprl_ray.runs.ray_metrics import Watched, during
-from overlaprl_ray.runtime.weights import Published, publish, received
+from overlaprl_ray.runtime.resources import tensor_bytes
 from overlaprl_ray.tasks import Task
-from overlaprl_ray.workers.build import build_learner, build_reference, build_sampler
-from overlaprl_ray.workers.learner import Learner
-from overlaprl_ray.workers.metrics import Evaluation, StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
+
+if TYPE_CHECKING:
+    import torch
+
+    from overlaprl_ray.runtime.weights import Published
 
 
-def _take_device(threads: int, gpu: float) -> str:
-    """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors."""
+def _take_device(threads: int, gpu: float) -> tuple[str, int]:
+    """Set this process's threads, and its cap on GPU memory: Ray's fractions only place actors.
+
+    Returns the device, and how many bytes its tensors may take there (0: a CPU).
+    """
+    import_without("transformers.modeling_utils", "scipy", "sklearn")  # for image models' losses, assisted generation
+    import torch
+
     torch.set_num_threads(threads)
     if not gpu:
-        return "cpu"
+        return "cpu", 0
     if torch.cuda.is_available():
-        torch.cuda.set_per_process_memory_fraction(min(1.0, gpu))
-        return "cuda"
+        total = torch.cuda.get_device_properties(0).total_memory
+        allowed = tensor_bytes(gpu, total)
+        torch.cuda.set_per_process_memory_fraction(allowed / total)
+        return "cuda", allowed
     check_simulated(ray.get_runtime_context().get_node_labels())
-    return "cpu"
+    return "cpu", 0
 
 
 def check_simulated(labels: Mapping[str, Any]) -> None:
     """Refuse the CPU in place of a real GPU, whose type is among its node's labels; a simulated one has none there."""
     if kind := labels.get("ray.io/accelerator-type"):
+        import torch
+
         raise RunError(
             f"this actor has a share of a GPU ({kind}) that torch {torch.__version__} cannot use (no CUDA); install a "
             "torch built for its driver, or set resources.generator_gpu, reference_gpu and learner_gpu to 0"
@@ -53,10 +68,12 @@ def check_simulated(labels: Mapping[str, Any]) -> None:
 class GeneratorActor(Watched):
     """Samples batches and evaluates, with the weights it is handed."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float, share: tuple[int, int]):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str, task: Task, share: tuple[int, int]):
         super().__init__(config)
-        device = _take_device(config.resources.threads, gpu)
-        self.sampler = build_sampler(config, task, device, share, gpu if device == "cuda" else 0.0)
+        device, allowed = _take_device(config.resources.threads, gpu)
+        from overlaprl_ray.workers.build import build_sampler
+
+        self.sampler = build_sampler(config, task, policy, device, allowed, share)
         self.loaded_step = -1
 
     @during("generate")
@@ -69,10 +86,12 @@ class GeneratorActor(Watched):
         """Held-out accuracy of the policy after a step."""
         self._load(step, published)
         started = time.time()
-        accuracy, n = self.sampler.evaluate()
+        accuracy, n = self.sampler.evaluate(step)
         return Evaluation(step, published.version, accuracy, n, (started, time.time()))
 
     def _load(self, step: int, published: Published) -> Span:
+        from overlaprl_ray.runtime.weights import received
+
         started = time.time()
         if step != self.loaded_step:
             self.sampler.engine.load_weights(published.version, received(published))
@@ -83,25 +102,35 @@ class GeneratorActor(Watched):
 class ReferenceActor(Watched):
     """Scores rollouts under the frozen reference model."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, model: str):
         super().__init__(config)
-        self.reference = build_reference(config, task, _take_device(config.resources.threads, gpu))
+        device, _ = _take_device(config.resources.threads, gpu)
+        from overlaprl_ray.workers.build import build_reference
+
+        self.reference = build_reference(config, model, device)
 
     @during("score")
     def score(self, after: StepResult | None, *shares: Rollout) -> Scores:
         """Reference logprobs of a batch; `after` only makes the call wait until that step is done."""
-        return self.reference.score(merge(shares))
+        return self.reference.score(batch_of(shares, self.reference.config.grpo.num_prompts_per_step))
 
 
 class LearnerActor(Watched):
     """Judges rollouts, trains on them, publishes weights, writes checkpoints."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, gpu: float):
+    def __init__(self, config: ExperimentConfig, gpu: float, policy: str):
         super().__init__(config)
         self.config = config
-        self.learner: Learner = build_learner(config, task, _take_device(config.resources.threads, gpu))
-        self.reference = build_reference(config, task, learner=self.learner) if config.learner_scores else None
-        self.tokenizer = load_tokenizer(config.grpo.model_name)
+        device, _ = _take_device(config.resources.threads, gpu)
+        from overlaprl_ray.models.loading import export_eos, load_tokenizer
+        from overlaprl_ray.runs.saving import CheckpointWriter
+        from overlaprl_ray.workers.build import build_learner, build_reference
+
+        self.learner = build_learner(config, policy, device)
+        self.buffers: dict[torch.dtype, torch.Tensor] = {}  # for weights on their way from a GPU
+        self.reference = build_reference(config, policy, learner=self.learner) if config.learner_scores else None
+        self.tokenizer = load_tokenizer(policy)
+        export_eos(self.learner.model, self.tokenizer)
         self.writer = CheckpointWriter(config, self.tokenizer)
         self.finished = 0  # steps
 
@@ -109,20 +138,37 @@ class LearnerActor(Watched):
         """What it computes on: "cpu" or "cuda"."""
         return self.learner.model.device.type
 
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware, for environment.json."""
+        return environment()
+
     @during("publish")
     def publish(self) -> Published:
         """The weights as they are now."""
-        return publish(self.learner.version, self.learner.weights())
+        from overlaprl_ray.runtime.weights import publish, to_host
+
+        weights = self.learner.weights()
+        return publish(self.learner.version, weights if self.device() == "cpu" else to_host(weights, self.buffers))
+
+    def train(self, scores: Scores | None, *shares: Rollout) -> Iterator[Published | StepResult]:
+        """One training step: the weights after it and its numbers, as two objects. Every batch once, in order.
+
+        Ray stores the weights before it asks for the numbers, which therefore say how long that took.
+        """
+        result = self._train(batch_of(shares, self.config.grpo.num_prompts_per_step), scores)
+        started, before = time.time(), self.enter("publish")
+        yield self.publish()
+        result.spans["publish"] = (started, time.time())
+        self.enter(before)
+        yield result
 
     @during("train")
-    def train(self, scores: Scores | None, *shares: Rollout) -> tuple[StepResult, Published]:
-        """One training step; its numbers and the weights after it, as two objects. Every batch once, in order."""
-        rollout = merge(shares)
+    def _train(self, rollout: Rollout, scores: Scores | None) -> StepResult:
         if rollout.batch != self.finished + 1:
             raise RunError(f"batch {rollout.batch} came to the learner after step {self.finished}")
         result = self.learner.step(rollout, self._score(rollout) if self.reference else scores)
         self.finished = rollout.batch
-        return result, self.publish()
+        return result
 
     @during("score")
     def _score(self, rollout: Rollout) -> Scores:
@@ -136,20 +182,27 @@ class LearnerActor(Watched):
             self.writer.begin(run, step, self.learner)
 
     @during("save")
-    def complete_checkpoint(self, begun: None, run: Path, step: int, *shares: Rollout) -> None:
-        """Add the rollouts of the batches after it, share by share.
+    def complete_checkpoint(self, begun: None, run: Path, step: int, sources: list[int], *objects: Any) -> None:
+        """Add the weights after the steps `sources`, then the rollouts of the batches after it, share by share.
 
         `begun` is what `begin_checkpoint` returned: as an argument, so that its error becomes this call's.
         """
-        count = self.config.resources.num_generators
-        self.writer.complete(run, step, [shares[i : i + count] for i in range(0, len(shares), count)])
+        from overlaprl_ray.runtime.weights import received
+
+        count, older, shares = self.config.resources.num_generators, objects[: len(sources)], objects[len(sources) :]
+        weights = {source: (old.version, received(old)) for source, old in zip(sources, older, strict=True)}
+        self.writer.complete(run, step, [shares[i : i + count] for i in range(0, len(shares), count)], weights)
 
     def restore(self, checkpoint: Path, step: int) -> list[Published | Rollout] | Published:
-        """Resume from a checkpoint: the weights after it, then the rollouts it holds, share by share."""
+        """Resume from a checkpoint: the weights after it, older ones it holds, then its rollouts, share by share."""
+        from overlaprl_ray.runs.saving import load_rollouts, load_trainer, load_weights
+        from overlaprl_ray.runtime.weights import publish
+
         self.learner.load(load_trainer(checkpoint))
         self.finished = step
+        older = [publish(*weights) for weights in load_weights(checkpoint).values()]
         shares = [share for batch in load_rollouts(checkpoint) for share in batch]
-        return [self.publish(), *shares] if shares else self.publish()
+        return [self.publish(), *older, *shares] if older or shares else self.publish()
 
     @during("save")
     def save(self, folder: Path) -> None:

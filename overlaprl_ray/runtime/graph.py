@@ -18,13 +18,13 @@ from typing import Any
 
 import ray
 
-from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch
+from overlaprl_ray.algorithm.schedule import Schedule, evaluations, last_older_batch, older_sources
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.runs.checkpoint import Checkpoint, clear_scratch, commit
 from overlaprl_ray.runs.files import writing
 from overlaprl_ray.runtime.queue import RolloutQueue, Ticket
 from overlaprl_ray.runtime.supervisor import Actors, is_available, timeout_error
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import Evaluation, StepResult
 
 OF_THE_LEARNER = ("train", "begin", "complete")  # what the names of a batch's calls to the learner start with
 
@@ -35,7 +35,7 @@ class Graph:
     def __init__(self, config: ExperimentConfig, actors: Actors, folder: Path, start: Checkpoint | None = None):
         self.config, self.actors, self.folder = config, actors, folder
         self.schedule = Schedule.of(config)
-        self.exact = config.pipeline.schedule == "exact"
+        self.exact = config.pipeline.schedule == "exact" or self.schedule.stream  # what a call needs is known ahead
         self.last = config.grpo.num_steps
         self.base = start  # the newest checkpoint, which a new learner starts from; None: the initial model
         self.since_base: dict[int, Ticket] = {}  # batches submitted since then; without checkpoints, none
@@ -86,6 +86,10 @@ class Graph:
         ticket.result, self.finished = result, ticket.batch
         self._forget_weights()
 
+    def report(self, ticket: Ticket) -> list[Evaluation]:
+        """The evaluations that were made while a batch was: only a stream does that."""
+        return []
+
     def waiting(self) -> int:
         """Rollouts that exist and are not trained on yet, the one in training too."""
         return sum(not unfinished(ticket.shares) for ticket in self.queue)
@@ -94,11 +98,9 @@ class Graph:
 
     def _make_calls(self, ticket: Ticket, previous: Ticket | None) -> None:
         """Submit those that have no reference yet, in the order in which each actor takes them."""
-        batch, source, actors = ticket.batch, ticket.weights_step, self.actors
+        batch, actors = ticket.batch, self.actors
         self._evaluate(ticket)
-        weights = self.weights.get(source)  # None where the base holds the rollout: nobody needs them then
-        for i, generator in enumerate(actors.generators):
-            ticket.call(f"generate-{i}", generator.generate, batch, source, weights)
+        self._generate(ticket)
         if actors.reference is not None:
             after = previous.calls["train"] if previous and self.config.pipeline.mode != "overlap" else None
             ticket.call("score", actors.reference.score, after, *ticket.shares)
@@ -107,12 +109,18 @@ class Graph:
         self._complete_checkpoints(ticket)
         if ticket.calls.get("train") is None:
             train = actors.learner.train.options(num_returns=2)
-            ticket.calls["train"], published = train.remote(ticket.calls.get("score"), *ticket.shares)
-            if ticket.result is None:  # else the step is repeated, and the weights after it are there
+            published, ticket.calls["train"] = train.remote(ticket.calls.get("score"), *ticket.shares)
+            if ticket.result is None or batch not in self.weights:  # else it is repeated, and they are there
                 self.weights[batch] = published
         if self._has_checkpoint(batch):
             ticket.call("begin", actors.learner.begin_checkpoint, self.folder, batch)
         self._complete_checkpoints(ticket)
+
+    def _generate(self, ticket: Ticket) -> None:
+        batch, source = ticket.batch, ticket.weights_step
+        weights = self.weights.get(source)  # None where the base holds the rollout: nobody needs them then
+        for i, generator in enumerate(self.actors.generators):
+            ticket.call(f"generate-{i}", generator.generate, batch, source, weights)
 
     def _add_evaluations(self, ticket: Ticket, until: int) -> None:
         """Plan those that are due with weights up to a step ahead of this batch."""
@@ -134,7 +142,7 @@ class Graph:
 
     def _has_checkpoint(self, step: int) -> bool:
         every = self.config.output.checkpoint_every
-        return every > 0 and step % every == 0 and step < self.last
+        return every > 0 and (step % every == 0 or step == self.last)
 
     def _complete_checkpoints(self, ticket: Ticket) -> None:
         """Submit the completion of those begun whose last rollout is this batch's."""
@@ -142,8 +150,11 @@ class Graph:
             if begun.calls.get("begin") is not None and self._last_batch(step) == ticket.batch:
                 batches = [self.since_base[batch] for batch in range(step + 1, ticket.batch + 1)]
                 shares = [share for batch in batches for share in batch.shares]
+                wanted = older_sources(step, self.config.lag, self.last) if self.exact else []
+                older = {source: self.weights[source] for source in wanted if source in self.weights}
                 complete = self.actors.learner.complete_checkpoint
-                ticket.call(f"complete-{step}", complete, begun.calls["begin"], self.folder, step, *shares)
+                held = (list(older), *older.values(), *shares)
+                ticket.call(f"complete-{step}", complete, begun.calls["begin"], self.folder, step, *held)
 
     def _last_batch(self, step: int) -> int:
         return last_older_batch(step, self.config.lag, self.last)
@@ -202,12 +213,16 @@ class Graph:
         if base is None:
             published = learner.publish.remote()
         else:
-            returns = 1 + len(base.batches) * count
+            returns = 1 + len(base.weights) + len(base.batches) * count
             results = learner.restore.options(num_returns=returns).remote(base.path, base.step)
-            published, *shares = results if returns > 1 else [results]
+            published, *held = results if returns > 1 else [results]
+            older, shares = held[: len(base.weights)], held[len(base.weights) :]
+            for source, weights in zip(base.weights, older, strict=True):
+                if not is_available(self.weights.get(source)):
+                    self.weights[source] = weights
             for i, (batch, source) in enumerate(zip(base.batches, base.weights_steps, strict=True)):
                 calls = {f"generate-{j}": share for j, share in enumerate(shares[i * count : (i + 1) * count])}
-                if batch > self.finished:
+                if batch > self.finished or self.schedule.stream:
                     self.restored[batch] = Ticket(batch, source, calls=calls)
         if not is_available(self.weights.get(self.base_step)):
             self.weights[self.base_step] = published

@@ -5,6 +5,7 @@ task = check_inputs(config)    # ConfigError in one line, within a second or two
 
 import importlib.util
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from overlaprl_ray.config import ExperimentConfig
@@ -12,7 +13,7 @@ from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.models.files import check_model_files
 from overlaprl_ray.runs.files import LOCK
 from overlaprl_ray.tasks import Task, build_task
-from overlaprl_ray.tasks.rewards import load_rewards
+from overlaprl_ray.tasks.reward_check import check_rewards
 
 
 def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
@@ -27,13 +28,34 @@ def check_inputs(config: ExperimentConfig, resuming: bool = False) -> Task:
     if config.grpo.beta and config.model.reference is not None:
         check_model_files(config.model.reference, "model.reference")
     task = build_task(config.task)
-    load_rewards(task.rewards)
+    check_importable(task.rewards)
+    task = check_rewards(task, config.task)
     weights = config.task.reward_weights
     if weights is not None and len(weights) != len(task.rewards):
         raise ConfigError(
             f"task.reward_weights = {weights}: task {task.name} has {len(task.rewards)} reward(s); one weight each"
         )
-    return task
+    most = config.task.max_prompt_tokens
+    return task if most is None else _without_long_prompts(config, task, most)
+
+
+def _without_long_prompts(config: ExperimentConfig, task: Task, most: int) -> Task:
+    from overlaprl_ray.models.loading import load_tokenizer  # with torch, for which most slips need not wait
+    from overlaprl_ray.runtime.prompts import encoder, without_long_prompts
+
+    return without_long_prompts(task, most, encoder(config, load_tokenizer(config.grpo.model_name)))
+
+
+def check_importable(rewards: Sequence[str]) -> None:
+    """Refuse functions of the program that is running: to an actor `__main__` is its own."""
+    for name in rewards:
+        module, _, function = name.partition(":")
+        if module == "__main__":
+            raise ConfigError(
+                f"task.rewards: '{name}' is part of the running script or notebook, which actors cannot import; move "
+                f"it to a module (in a notebook by a cell that begins with %%writefile my_rewards.py) and name it "
+                f"my_rewards:{function}"
+            )
 
 
 def check_output(folder: str | None, resuming: bool = False) -> None:

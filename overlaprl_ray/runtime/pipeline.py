@@ -15,18 +15,20 @@ import ray
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.runs.checkpoint import Checkpoint
+from overlaprl_ray.runs.recorder import Recorder
 from overlaprl_ray.runtime.graph import Graph, unfinished
-from overlaprl_ray.runtime.recording import Recording
+from overlaprl_ray.runtime.stream_graph import StreamGraph
 from overlaprl_ray.runtime.supervisor import Actors, timeout_error
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 
 class Pipeline:
     """One run, from the initial model or from the checkpoint `start`."""
 
-    def __init__(self, config: ExperimentConfig, actors: Actors, record: Recording, start: Checkpoint | None = None):
+    def __init__(self, config: ExperimentConfig, actors: Actors, record: Recorder, start: Checkpoint | None = None):
         self.config, self.actors, self.record = config, actors, record
-        self.graph = Graph(config, actors, record.folder, start)
+        graph = StreamGraph if config.pipeline.generation == "stream" else Graph
+        self.graph = graph(config, actors, record.folder, start)
 
     def steps(self) -> Iterator[StepResult]:
         """Each remaining step as it finishes; after the last one come evaluations, checkpoints and the final model.
@@ -56,6 +58,7 @@ class Pipeline:
         queue = self.graph.queue
         if self.graph.exact or queue.full or not queue:
             return queue.full
+        self.actors.wait_ready()  # which has a time limit of its own
         oldest, newest = queue[0], queue[-1]
         while pending := unfinished(newest.shares):
             calls, timeout_s = [oldest.calls["train"], *pending], self.config.pipeline.timeout_s
@@ -71,7 +74,7 @@ class Pipeline:
         ticket = self.graph.queue[0]
         step = f"step {ticket.batch} of {self.config.grpo.num_steps}"
         result = self.actors.fetch(ticket.calls["train"], step)
-        if result.weights_step != ticket.weights_step:
+        if result.weights_step != ticket.weights_step and not self.graph.schedule.stream:
             raise RunError(f"{step}: made after step {result.weights_step}, but planned after {ticket.weights_step}")
         self._collect_evaluations(until=ticket.batch)
         self.graph.finish(result)
@@ -84,6 +87,8 @@ class Pipeline:
             while ticket.evaluations and ticket.batch <= until:
                 done = self.actors.fetch(ticket.calls[f"evaluate-{ticket.evaluations[0]}"], "a held-out evaluation")
                 ticket.evaluations.pop(0)
+                self.record.add_evaluation(done)
+            for done in self.graph.report(ticket) if ticket.batch <= until else ():
                 self.record.add_evaluation(done)
 
     def _commit_checkpoints(self, wait: bool = False) -> None:

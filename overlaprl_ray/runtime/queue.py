@@ -8,7 +8,7 @@ import dataclasses
 from collections import deque
 from typing import Any
 
-from overlaprl_ray.workers.metrics import StepResult
+from overlaprl_ray.workers.results import StepResult
 
 
 @dataclasses.dataclass

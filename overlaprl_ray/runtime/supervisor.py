@@ -1,7 +1,7 @@
 """Starting the actors, waiting for what they return, and finding out which of them died.
 
-actors = Actors(config, task, plan, run="demo")
-actors.start()
+actors = Actors(config, task, models, plan, run="demo")
+actors.start()    # returns at once: calls can be submitted while the actors load their models
 actors.fetch(actors.learner.publish.remote(), "the initial weights")
 """
 
@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -18,8 +18,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models.folders import Models
 from overlaprl_ray.runtime.actors import GeneratorActor, LearnerActor, ReferenceActor
 from overlaprl_ray.runtime.resources import Plan
+from overlaprl_ray.runtime.streaming import StreamActor, StreamLearnerActor
 from overlaprl_ray.tasks import Task
 
 NAME_FREE_S = 30.0  # how long a dead actor's name may stay taken
@@ -33,11 +35,20 @@ class ActorDied(RunError):
 class Actors:
     """A run's actors by role, named `<run>/<role>` in Ray; no reference actor where beta is 0."""
 
-    def __init__(self, config: ExperimentConfig, task: Task, plan: Plan, run: str):
-        self.config, self.plan, self.run = config, plan, run
-        self._roles = self._in_order()
-        self._task = ray.put(task)
+    def __init__(
+        self,
+        config: ExperimentConfig,
+        task: Task,
+        models: Models,
+        plan: Plan,
+        run: str,
+        say: Callable[[str], None] = lambda text: None,
+    ):
+        self.config, self.plan, self.run, self.say = config, plan, run, say
+        self._roles = self._in_order(task, models)
         self._handles: dict[str, Any] = {}
+        self._starting: dict[str, Any] = {}  # role -> what answers when it has loaded its model
+        self._started = time.monotonic()
 
     @property
     def generators(self) -> list[Any]:
@@ -55,37 +66,67 @@ class Actors:
         return self._handles["learner"]
 
     def start(self) -> None:
-        """Start them all and wait until each has loaded its model. Raises `RunError`; then none is left."""
+        """Start them all; `wait_ready` and the first `fetch` wait until each has loaded its model."""
+        for role in self._roles:
+            self._handles[role] = self._launch(role)
+            self._starting[role] = self._handles[role].__ray_ready__.remote()
+        self._environment_call = self.learner.environment.remote()
+
+    def wait_ready(self) -> None:
+        """Wait for those that are starting, within `resources.start_timeout_s`. Raises `RunError`: that ends a run."""
+        if not self._starting:
+            return
         try:
-            for role in self._roles:
-                self._handles[role] = self._launch(role)
-            self._wait_ready(list(self._roles))
-        except BaseException:
-            self.stop()
-            raise
+            self._await(self._starting, self._started)
+        except ActorDied as error:  # nothing to recover yet: the next one would die of the same
+            raise RunError(str(error)) from error
+        self._starting = {}
+        self.say(f"actors ready after {time.monotonic() - self._started:.0f} s")
 
-    def _in_order(self) -> dict[str, list[Any]]:
+    def _await(self, replies: Mapping[str, Any], started: float) -> None:
+        """Wait for each role's answer that it has loaded its model."""
+        deadline = started + self.config.resources.start_timeout_s
+        for role, reply in replies.items():
+            what, left = f"{self.run}/{role} to load its model", deadline - time.monotonic()
+            fetch(reply, what, left, "resources.start_timeout_s")
+
+    def environment(self) -> dict[str, Any]:
+        """Versions and hardware, as the learner sees them."""
+        return self.fetch(self._environment_call, "the learner's environment")
+
+    def _in_order(self, task: Task, models: Models) -> dict[str, list[Any]]:
         """Each role's class and its arguments of its own, in the order of `Plan.shares`."""
-        count = self.plan.num_generators
+        count, stored = self.plan.num_generators, ray.put(task)
         names = ["generator"] if count == 1 else [f"generator-{i}" for i in range(count)]
-        roles = {name: [GeneratorActor, (i, count)] for i, name in enumerate(names)}
+        stream = self.config.pipeline.generation == "stream"
+        generator, learner = (StreamActor, StreamLearnerActor) if stream else (GeneratorActor, LearnerActor)
+        roles: dict[str, list[Any]] = {
+            name: [generator, models.policy, stored, (i, count)] for i, name in enumerate(names)
+        }
         if self.plan.needs_reference:
-            roles["reference"] = [ReferenceActor]
-        return {**roles, "learner": [LearnerActor]}
+            roles["reference"] = [ReferenceActor, models.reference]
+        return {**roles, "learner": [learner, models.policy]}
 
-    def restart(self, role: str) -> None:
-        """A new process for a dead one's role. Raises `RunError` where it does not get ready."""
-        ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
+    @property
+    def roles(self) -> list[str]:
+        """Every role, in the order of starting."""
+        return list(self._roles)
+
+    def restart(self, roles: Sequence[str]) -> None:
+        """New processes for these roles, once all old ones are gone. Raises `RunError` where one does not get ready."""
+        for role in roles:
+            ray.kill(self._handles.pop(role))  # dead or dying: its name is free only without it
         gc.collect()  # and without any handle of it
         deadline = time.monotonic() + NAME_FREE_S
-        while role not in self._handles:
-            try:
-                self._handles[role] = self._launch(role)
-            except RunError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(0.2)
-        self._wait_ready([role])
+        for role in roles:
+            while role not in self._handles:
+                try:
+                    self._handles[role] = self._launch(role)
+                except RunError:
+                    if time.monotonic() > deadline:
+                        raise
+                    time.sleep(0.2)
+        self._await({role: self._handles[role].__ray_ready__.remote() for role in roles}, time.monotonic())
 
     def dead(self) -> list[str]:
         """The roles whose process is gone; to be asked when all calls under way have ended one way or the other."""
@@ -105,6 +146,7 @@ class Actors:
 
     def fetch(self, reference: Any, what: str) -> Any:
         """The result behind a reference, within `pipeline.timeout_s`. Raises `RunError`, `ActorDied`."""
+        self.wait_ready()
         return fetch(reference, what, self.config.pipeline.timeout_s, "pipeline.timeout_s")
 
     def _launch(self, role: str) -> Any:
@@ -118,7 +160,7 @@ class Actors:
         }
         try:
             actor = ray.remote(kind).options(**options)
-            return actor.remote(self.config, self._task, self.plan.shares[place], *arguments)
+            return actor.remote(self.config, self.plan.shares[place], *arguments)
         except ValueError as error:  # what Ray raises where the name is taken
             raise RunError(f"actor {self.run}/{role} cannot be started ({error}); give another output.dir") from error
 
@@ -131,13 +173,6 @@ class Actors:
         # what the driver can import (a user's reward functions), actors can
         paths = os.pathsep.join(path or os.getcwd() for path in sys.path)
         return {**variables, "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": paths}
-
-    def _wait_ready(self, roles: list[str]) -> None:
-        replies = {role: self._handles[role].__ray_ready__.remote() for role in roles}
-        deadline = time.monotonic() + self.config.resources.start_timeout_s
-        for role, reply in replies.items():
-            left = deadline - time.monotonic()
-            fetch(reply, f"{self.run}/{role} to load its model", left, "resources.start_timeout_s")
 
 
 def own_bundle(place: int, shares: Sequence[float]) -> dict[str, Any]:

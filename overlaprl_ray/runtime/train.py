@@ -7,31 +7,37 @@ summary = train(load_config("runs/x/config.yaml", {"output.dir": "runs/x"}), res
 import logging
 import os
 import sys
-import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import ray
-import yaml
 from rich.console import Console
 
 from overlaprl_ray.config import TINY, ExperimentConfig
-from overlaprl_ray.errors import RunError
-from overlaprl_ray.models.tiny import describe_start
+from overlaprl_ray.errors import ConfigError, RunError
+from overlaprl_ray.models.folders import describe_start, find_models
 from overlaprl_ray.runs.checkpoint import clear_scratch, newest_checkpoint
 from overlaprl_ray.runs.files import locked
 from overlaprl_ray.runs.monitoring import greeting, provision
 from overlaprl_ray.runs.progress import Progress, closing_table
-from overlaprl_ray.runs.recorder import default_folder
+from overlaprl_ray.runs.recorder import OnRow, Recorder, default_folder
+from overlaprl_ray.runtime.fingerprint import check_inputs_kept, dated, keep_inputs, task_inputs
+from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.runtime.pipeline import Pipeline
-from overlaprl_ray.runtime.preflight import Preflight, check_store, preflight
-from overlaprl_ray.runtime.recording import OnRow, finished_summary, recording
+from overlaprl_ray.runtime.preflight import available_gpus, check_models, check_store, resource_plan
+from overlaprl_ray.runtime.recording import finished_summary, recorded
 from overlaprl_ray.runtime.recovery import Recovery
+from overlaprl_ray.runtime.resources import resolve_engine, under_mps
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped, stoppable
 from overlaprl_ray.runtime.supervisor import Actors
 from overlaprl_ray.tasks import Task
+
+AT_ONCE_S = 0.2  # checks of the built-in model take less
+SOCKET_PATH = 107 if sys.platform == "linux" else 103  # bytes that a Unix socket's path may have
+Result = TypeVar("Result")
 
 
 def train(
@@ -44,43 +50,70 @@ def train(
 ) -> dict[str, Any]:
     """Run one experiment; returns what summary.json holds, with `folder` added.
 
-    `resume` continues the run in `output.dir` after its newest whole checkpoint, or from its first step if there is
-    none; one that is done already is returned as it is. `on_row` gets every metrics row as it is written, with the
-    newest held-out accuracy as "eval/accuracy". `task` is the configuration's own, where `check_inputs` has built it.
+    Ray and the actors start while the models are still being checked. `resume` continues the run in `output.dir` after
+    its newest whole checkpoint, or from its first step if there is none; one that is done already is returned as it is.
+    `on_row` gets every metrics row as it is written, with the newest held-out accuracy as "eval/accuracy". `task` is
+    the configuration's own, where `check_inputs` has built it.
     Raises `ConfigError` before anything is started or written, `RunError` where the run cannot go on, which says how
     to resume it.
     """
     folder = (Path(config.output.dir).expanduser() if config.output.dir else default_folder(config)).absolute()
     resuming = resume and (folder / "config.yaml").exists()
+    config, engine = resolve_engine(config, available_gpus())
     if resuming and (summary := finished_summary(folder, config)):
         return summary
-    ready = preflight(config, resuming, task)
-    config = config.with_setting("output.dir", str(folder))
+    task = task or check_inputs(config, resuming)
+    plan = resource_plan(config)
+    config = dated(config.with_setting("output.dir", str(folder)), folder)
+    inputs = task_inputs(config, task)
+    check_inputs_kept(folder, inputs)
+    checks = _in_background(check_models, config, task, plan)
     progress = Progress(config.grpo.num_steps, console)
     with stoppable(), locked(folder), ray_running(config.output.actor_logs) as context, progress:
-        check_store(config, ready.published_bytes)
-        start = newest_checkpoint(folder, config, progress.say) if resuming else None
-        resume_from = (start.step if start else 0) if resuming else None
-        if resuming:
-            clear_scratch(folder)
-            progress.say(f"resuming after step {resume_from}")
-        progress.say(f"run: {folder}")
-        if config.grpo.model_name == TINY:
-            progress.say(describe_start(config.model.tiny, ready.task.train))
-        if context is not None and (line := greeting(context)):
-            progress.say(line)
-        progress.say(f"starting actors, which load or build the model: {'; '.join(ready.plan.lines())}")
-        with _resumable(folder), _running(Actors(config, ready.task, ready.plan, folder.name), progress.say) as actors:
+        if checks.done():  # else the actors load their models meanwhile; a refusal ends them
+            check_store(config, checks.result().published_bytes)
+        with _resumable(folder):
+            models = find_models(config, task.train)
+        actors = Actors(config, task, models, plan, folder.name, progress.say)
+        with _resumable(folder), _stopping(actors):
+            actors.start()
+            ready = checks.result()
+            check_store(config, ready.published_bytes)
+            start = newest_checkpoint(folder, config, progress.say) if resuming else None
+            resume_from = (start.step if start else 0) if resuming else None
+            if resuming:
+                clear_scratch(folder)
+                progress.say(f"resuming after step {resume_from}")
+            for notice in (f"run: {folder}", *ready.task.notices):
+                progress.say(notice)
+            if config.grpo.model_name == TINY:
+                progress.say(describe_start(models.policy))
             if context is not None:
                 provision(Path(context.address_info["session_dir"]))
-            with recording(folder, config, ready.plan.cores, progress, on_row, resume_from) as record:
+                if line := greeting(context):
+                    progress.say(line)
+            progress.say(f"actors load or build the model: {'; '.join([*plan.lines(), engine])}")
+            record = Recorder(folder, config, plan.cores, actors.environment, progress, on_row, resume_from)
+            keep_inputs(folder, inputs | ready.inputs)
+            with recorded(record) as summary, _stopping(actors):  # first: they would slow down all that is left to do
                 pipeline = Pipeline(config, actors, record, start)
-                recovery = Recovery(pipeline, actors, progress.say)
+                mps = plan.cores is None and under_mps()
+                recovery = Recovery(pipeline, actors, progress.say, mps)
                 for result in recovery.steps():
                     record.add_step(result, pipeline.graph.waiting())
-                record.recorder.restarts = recovery.restarts
-    closing_table(record.summary, folder, progress.console)
-    return record.summary
+                record.restarts = recovery.restarts
+    closing_table(summary, folder, progress.console)
+    return summary
+
+
+def _in_background(check: Callable[..., Result], *arguments: Any) -> Future[Result]:
+    """A check in a thread of its own, for what imports take as long as Ray's start; waits for one that needs none."""
+    pool = ThreadPoolExecutor(max_workers=1)
+    future = pool.submit(check, *arguments)
+    pool.shutdown(wait=False)
+    if wait([future], timeout=AT_ONCE_S).done:
+        future.result()
+    return future
 
 
 @contextmanager
@@ -97,14 +130,25 @@ def _resumable(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _running(actors: Actors, say: Callable[[str], None]) -> Iterator[Actors]:
+def _stopping(actors: Actors) -> Iterator[None]:
     try:
-        started = time.monotonic()
-        actors.start()
-        say(f"actors ready after {time.monotonic() - started:.0f} s")
-        yield actors
+        yield
     finally:
         actors.stop()
+
+
+def check_socket_path() -> None:
+    """Refuse a folder for temporary files whose path is too long for the sockets that a local Ray makes in it."""
+    from ray._common.utils import get_default_ray_temp_dir
+
+    session = Path(get_default_ray_temp_dir()) / f"session_2026-12-31_23-59-59_123456_{os.getpid()}"
+    excess = len(os.fsencode(session / "sockets" / "plasma_store")) - SOCKET_PATH
+    if excess > 0 and os.environ.get("RAY_ADDRESS", "local") == "local":
+        variable = "RAY_TMPDIR" if "RAY_TMPDIR" in os.environ else "TMPDIR"
+        raise ConfigError(
+            f"{variable} = '{os.environ.get(variable)}': its path is {excess} bytes too long for the sockets that Ray "
+            f"makes there; set {variable} to a shorter one, such as /tmp"
+        )
 
 
 @contextmanager
@@ -116,6 +160,7 @@ def ray_running(actor_logs: bool = False) -> Iterator[Any]:
     if ray.is_initialized():
         yield None
         return
+    check_socket_path()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")  # a dead actor's calls: recovery submits them again
     if not sys.stdout.isatty():
@@ -126,16 +171,3 @@ def ray_running(actor_logs: bool = False) -> Iterator[Any]:
             yield context
     finally:
         ray.shutdown()
-
-
-def dry_run(
-    config: ExperimentConfig, console: Console | None = None, resuming: bool = False, task: Task | None = None
-) -> Preflight:
-    """Check everything and print the resolved configuration and the resource plan; start and write nothing."""
-    ready = preflight(config, resuming, task)
-    console = console or Console(soft_wrap=True)
-    settings = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip()
-    problems = f"task: {len(ready.task.train)} problems to train on, {len(ready.task.heldout)} held out"
-    for text in [settings, f"# {problems}", *(f"# {line}" for line in ready.plan.lines())]:
-        console.print(text, highlight=False, markup=False, emoji=False)
-    return ready

@@ -21,6 +21,24 @@ class Published:
     bfloat16: frozenset[str]
 
 
+def to_host(weights: dict[str, Tensor], buffers: dict[torch.dtype, Tensor]) -> dict[str, Tensor]:
+    """Weights on a GPU as views of page-locked `buffers`, one per dtype, which the first call makes.
+
+    Copies into such memory need not wait for one another.
+    """
+    copies: dict[str, Tensor] = {}
+    for dtype in {value.dtype for value in weights.values()}:
+        mine = {name: value for name, value in weights.items() if value.dtype == dtype}
+        sizes = [value.numel() for value in mine.values()]
+        if dtype not in buffers:
+            buffers[dtype] = torch.empty(sum(sizes), dtype=dtype, pin_memory=torch.cuda.is_available())
+        for (name, value), part in zip(mine.items(), buffers[dtype].split(sizes), strict=True):
+            copies[name] = part.view(value.shape).copy_(value, non_blocking=True)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return copies
+
+
 def publish(version: int, weights: dict[str, Tensor]) -> Published:
     """Parameters as arrays. They may be views of the live policy: Ray copies a result before the actor's next task."""
     bfloat16 = frozenset(name for name, value in weights.items() if value.dtype == torch.bfloat16)

@@ -21,7 +21,7 @@ __all__ = ["Problem", "Task", "build_task", "columns_of", "prompts_of_batch"]
 BUILDERS = {"arithmetic": arithmetic.build, "gsm8k": gsm8k.build, "records": records.build}
 
 # What a reward function is called with besides the columns of the data.
-RESERVED = {"prompts", "completions", "answer"}
+RESERVED = {"prompts", "completions", "completion_ids", "answer", "trainer_state", "log_extra", "log_metric"}
 
 
 def build_task(config: TaskConfig) -> Task:

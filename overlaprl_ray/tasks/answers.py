@@ -1,8 +1,9 @@
 r"""Finding the final answer in a completion, and comparing two answers exactly.
 
 Numbers are compared as fractions, without a tolerance: 3, 3.0 and 3.00 are one, 1000000 and 1000000.00005 are two.
-A completion may be anything that a model can emit, so nothing here raises on any text and every step is linear in a
-text of bounded length.
+Scientific notation (1e-5, 3 × 10^8, 10^{-5}) and Unicode's forms of digits, signs and fractions are read as the numbers
+they are. A completion may be anything that a model can emit, so nothing here raises on any text and every step is
+linear in a text of bounded length.
 
 Example::
 
@@ -14,6 +15,7 @@ Example::
 import logging
 import math
 import re
+import unicodedata
 from collections import deque
 from fractions import Fraction
 
@@ -26,18 +28,30 @@ MAX_EXPRESSION, MAX_DEPTH, MAX_VARIABLES, MAX_DEGREE, MAX_EXPONENT = 120, 5, 3, 
 
 _DIGITS = r"(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
-    rf"""(?<![\w^])(?<!\d\.)(?<!\^\{{)  # not inside a word (x2), a decimal or an exponent (m^2)
+    rf"""(?<![\w^])(?<!\d\.)(?<!\^\{{)(?<!\^-)(?<!\^\{{-)  # in no word (x2), decimal, exponent (m^2)
     (?P<sign>(?<![\w)\]}}])-)?         # a sign, not the minus of 20-3
     (?:
       (?P<whole>\d+)?[ ]?\\[dt]?frac[ ]?
         (?:\{{[ ]?(?P<top>-?(?:{_DIGITS}))[ ]?\}}[ ]?\{{[ ]?(?P<bottom>-?(?:{_DIGITS}))[ ]?\}}
         |(?P<top1>\d)(?P<bottom1>\d))
-      |(?P<number>{_DIGITS})(?:[ ]?/[ ]?(?P<over>{_DIGITS}))?
+      |(?:(?P<number>{_DIGITS})[ ]?(?:\\times|\\cdot|[×⋅·*x])[ ]?)?10[ ]?\^[ ]?  # 3 \times 10^{{-5}}, or 10^5 alone
+        (?:\{{[ ]?(?P<braced>[+-]?\d+)[ ]?\}}|(?P<power>[+-]?\d+))(?![\w^])
+      |(?P<mantissa>{_DIGITS})[eE](?P<exponent>[+-]?\d+)(?!\w|\.\d)
+      |(?P<plain>{_DIGITS})(?:[ ]?/[ ]?(?P<over>{_DIGITS}))?
     )""",
     re.ASCII | re.VERBOSE,
 )
 _BRACES = re.compile(r"(?P<box>\\boxed\s*\{)|\\.|[{}]", re.DOTALL)
-_MINUS = str.maketrans("\u2212\u2013\ufe63\uff0d", "----")  # what models and tokenizers write for a minus
+# What models, tokenizers and people write for ASCII: four minus signs, full-width forms, fractions in one character.
+_ASCII = str.maketrans(
+    dict.fromkeys("\u2212\u2013\ufe63\uff0d", "-")
+    | {chr(code + 0xFEE0): chr(code) for code in range(0x21, 0x7F) if chr(code) != "-"}
+    | {c: r"\frac{" + unicodedata.normalize("NFKC", c).replace("\u2044", "}{") + "}" for c in "½⅓⅔¼¾⅕⅖⅗⅘⅙⅚⅐⅛⅜⅝⅞⅑⅒"}
+    | {"\u2044": "/", "\u2215": "/"}
+)
+_RAISED = re.compile("[⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹]+")
+_FROM_RAISED = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789")
+_SPACED = re.compile(r"(?<!\d)\d{1,3}(?:[\u00a0\u2007\u2009\u202f]\d{3})+(?!\d)", re.ASCII)  # 1 000 000, by thin spaces
 _LATEX_SPACE = re.compile(r"\\[,!;: ]")
 _SIGNED_CURRENCY, _CURRENCY = re.compile(r"-\\?[$€£¥]"), re.compile(r"\\?[$€£¥]|\*\*")
 _UNIT = re.compile(
@@ -49,26 +63,33 @@ _UNIT = re.compile(
 # Numbers
 
 
+def _ascii(text: str) -> str:
+    """`text` with Unicode's forms of digits, signs, fractions and exponents written in ASCII."""
+    text = _RAISED.sub(lambda raised: f"^{{{raised[0].translate(_FROM_RAISED)}}}", text.translate(_ASCII))
+    return _SPACED.sub(lambda number: "".join(re.findall(r"\d", number[0])), text)
+
+
 def _plain(text: str) -> str:
-    r"""`text` without what stands around digits in LaTeX, Markdown and money: `\,`, `{,}`, `$`, `**`, a unicode minus.
+    r"""`text` in ASCII, without what stands around digits in LaTeX, Markdown and money: `\,`, `{,}`, `$`, `**`.
 
     Runs of whitespace become one space, so that no pattern here can take quadratic time over them.
     """
-    text = _LATEX_SPACE.sub("", text.translate(_MINUS)).replace("{,}", ",")
+    text = _LATEX_SPACE.sub("", _ascii(text)).replace("{,}", ",")
     return re.sub(r"\s+", " ", _CURRENCY.sub(" ", _SIGNED_CURRENCY.sub("-", text)))
 
 
 def _value(match: re.Match[str]) -> Fraction | None:
     """The value of a match of `_NUMBER`; None over a zero denominator or beyond MAX_DIGITS."""
     part = match.groupdict()
-    top = part["number"] or part["top"] or part["top1"]
+    top = part["number"] or part["mantissa"] or part["plain"] or part["top"] or part["top1"] or "1"
     bottom = part["over"] or part["bottom"] or part["bottom1"] or "1"
-    if max(map(len, (top, bottom, part["whole"] or ""))) > MAX_DIGITS:
+    power = part["braced"] or part["power"] or part["exponent"] or "0"
+    if max(map(len, (top, bottom, power, part["whole"] or ""))) > MAX_DIGITS or abs(int(power)) > MAX_DIGITS:
         return None
     denominator = Fraction(bottom.replace(",", ""))
     if denominator == 0:
         return None
-    value = Fraction(part["whole"] or 0) + Fraction(top.replace(",", "")) / denominator
+    value = Fraction(part["whole"] or 0) + Fraction(top.replace(",", "")) / denominator * Fraction(10) ** int(power)
     return -value if part["sign"] else value
 
 
@@ -193,6 +214,7 @@ def same_answer(answer: str, gold: str) -> bool:
     Expressions are math-verify's to judge, which rounds decimals to 6 places (1.414214 is `\sqrt{2}`). One beyond the
     limits of this module (see `_tame`) counts only as written.
     """
+    answer, gold = _ascii(answer[-MAX_TEXT:]), _ascii(gold[-MAX_TEXT:])
     numbers = parse_number(answer), parse_number(gold)
     if None not in numbers:
         return numbers[0] == numbers[1]

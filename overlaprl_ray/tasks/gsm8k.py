@@ -22,14 +22,14 @@ MARK = "####"
 
 
 def _problems(rows: list[Row], config: TaskConfig) -> list[Problem]:
-    found = records.problems(rows, config)
-    for (where, _), problem in zip(rows, found, strict=True):
+    problems = records.problems(rows, config)
+    for problem in problems:
         if MARK not in problem.answer or extract_gsm8k_answer(problem.answer) is None:
             raise ConfigError(
-                f"task.path: the answer of {where} does not end in {MARK} and a number; "
+                f"task.path: the answer of {problem.where} does not end in {MARK} and a number; "
                 "use task.name records for other data"
             )
-    return [replace(problem, answer=problem.answer.rpartition(MARK)[2].strip()) for problem in found]
+    return [replace(problem, answer=problem.answer.rpartition(MARK)[2].strip()) for problem in problems]
 
 
 def build(config: TaskConfig) -> Task:

@@ -11,7 +11,6 @@ Example::
 """
 
 import dataclasses
-import difflib
 import importlib.util
 import json
 import os
@@ -21,7 +20,7 @@ from typing import Any
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tasks.gym_scores import Item, dataset_of
-from overlaprl_ray.tasks.problem import Problem, Task, check_text, render
+from overlaprl_ray.tasks.problem import Problem, Task, check_text, did_you_mean, render
 
 PREFIX = "gym:"
 DEFAULTS = {"seed": 0, "size": 2000}
@@ -87,7 +86,7 @@ def _checked(name: str, given: dict[str, Any]) -> dict[str, Any]:
 
     names = sorted(set(DATASETS) - NESTED)
     if name not in names:
-        raise ConfigError(f"task.name: reasoning-gym has no dataset {name!r} for us{_nearest(name, names)}")
+        raise ConfigError(f"task.name: reasoning-gym has no dataset {name!r} for us{did_you_mean(name, names)}")
     if name in HASH_ORDERED and os.environ.get("PYTHONHASHSEED", "random") == "random":
         raise ConfigError(
             f"task.name: {PREFIX}{name} draws other problems in every process, following Python's string hashes; "
@@ -96,14 +95,9 @@ def _checked(name: str, given: dict[str, Any]) -> dict[str, Any]:
     known = sorted({field.name for field in dataclasses.fields(DATASETS[name][1])})
     for key in given:
         if key not in known:
-            raise ConfigError(f"task.gym.{key}: {name} has no such parameter{_nearest(str(key), known)}")
+            raise ConfigError(f"task.gym.{key}: {name} has no such parameter{did_you_mean(str(key), known)}")
     for key, least in (("seed", 0), ("size", 1)):
         value = given.get(key, least)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 10**6:
             raise ConfigError(f"task.gym.{key} = {value!r:.60}: a whole number from {least} to 1000000")
     return given
-
-
-def _nearest(name: str, names: list[str]) -> str:
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; it has {', '.join(names)}"

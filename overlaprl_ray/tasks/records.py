@@ -1,8 +1,11 @@
 """Questions and answers from any data with a column for each: your own file or folder, or a dataset of the hub.
 
-Held-out problems are the first `eval_size` rows of `task.eval_path`, else of the test split that comes with the data.
+Held-out problems are the first `eval_size` rows of `task.eval_path`, else of the data's test or validation split.
 Without either, `eval_size` rows of the data, at most a fifth, are drawn: the same ones in every run. Rows count one by
 one: a question that stands in the data twice can fall on both sides, so give deduplicated data or an `eval_path`.
+
+A question is a text, or role/content turns (a column `messages` or `prompt`), whose last user turn is the question. A
+column inside another has a dotted path: `reward_model.ground_truth`.
 
 Example::
 
@@ -10,8 +13,10 @@ Example::
 """
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 from overlaprl_ray.config import TaskConfig
 from overlaprl_ray.errors import ConfigError
@@ -20,6 +25,7 @@ from overlaprl_ray.tasks.sources import Row, read_file, read_splits
 
 # The split is part of the task: the same for every run, whatever its seed, so that accuracies can be compared.
 SPLIT_SEED = "records"
+TURNS = ("messages", "prompt")  # columns of role/content turns, looked at where there is no question column
 LARGEST_SHARE = 5  # at most one row in this many is held out
 
 
@@ -30,23 +36,57 @@ def problems(rows: Sequence[Row], config: TaskConfig) -> list[Problem]:
 
 def _problem(row: Row, config: TaskConfig) -> Problem:
     where, columns = row
-    if config.prompt_template is None:
-        prompt = _text(row, "question_column", config.question_column)
+    column, template = config.question_column, config.prompt_template
+    if column not in columns and template is None:
+        column = next((name for name in TURNS if isinstance(columns.get(name), list)), column)
+    turns = _turns(columns[column], where, config) if isinstance(columns.get(column), list) else []
+    if template is not None:
+        prompt = render(template, {**columns, **({"question": turns[-1]["content"]} if turns else {})}, where)
     else:
-        prompt = render(config.prompt_template, columns, where)
+        prompt = turns[-1]["content"] if turns else _text(row, "question_column", column)
+    if turns:
+        turns[-1]["content"] = prompt
     answer = _text(row, "answer_column", config.answer_column)
-    return Problem(check_text(prompt, where), check_text(answer, where), columns)
+    for text in (prompt, answer, *(turn["content"] for turn in turns)):
+        check_text(text, where)
+    return Problem(prompt, answer, columns, tuple(turns), where)
+
+
+def _turns(value: list[Any], where: str, config: TaskConfig) -> list[dict[str, str]]:
+    """A conversation up to its last user turn. ConfigError for anything but turns of text."""
+    turns = []
+    for turn in value:
+        role, content = (turn.get(name) if isinstance(turn, Mapping) else None for name in ("role", "content"))
+        if isinstance(content, list) and all(isinstance(part, Mapping) and "text" in part for part in content):
+            content = "".join(str(part["text"]) for part in content)
+        if not isinstance(content, str) or not isinstance(role, str):
+            raise ConfigError(f"task.question_column: {where} holds {turn!r:.60}; make it a turn with role and content")
+        turns.append({"role": role, "content": content})
+    while turns and turns[-1]["role"] != "user":  # a reply to the question is no part of it
+        turns.pop()
+    if not turns or not turns[-1]["content"].strip():
+        raise ConfigError(f"task.question_column: {where} has no user turn that asks something; drop the row")
+    if config.system_prompt is not None and turns[0]["role"] == "system":
+        raise ConfigError(f"task.system_prompt: {where} has a system turn of its own; set task.system_prompt to null")
+    return turns
 
 
 def _text(row: Row, field: str, column: str) -> str:
+    """A column as text, numbers in their decimal form: 0.00001, not 1e-05."""
     where, columns = row
-    if column not in columns:
-        there = ", ".join(map(str, columns))
-        raise ConfigError(f"task.{field}: no column {column!r} in {where}; set task.{field} to one of {there}")
-    value = columns[column]
-    if isinstance(value, bool) or not isinstance(value, str | int | float) or not str(value).strip():
+    value: Any = columns
+    for name in [column] if column in columns else column.split("."):
+        if not isinstance(value, Mapping) or name not in value:
+            inner = [f"{outer}.{name}" for outer, held in columns.items() if isinstance(held, Mapping) for name in held]
+            there = ", ".join([*map(str, columns), *inner])
+            raise ConfigError(f"task.{field}: no column {column!r} in {where}; set task.{field} to one of {there}")
+        value = value[name]
+    written = value if isinstance(value, str) else ""
+    if isinstance(value, int | float | Decimal) and not isinstance(value, bool) and Decimal(value).is_finite():
+        written = format(Decimal(str(value)), "f")
+    if not written.strip():
         raise ConfigError(f"task.{field}: {column!r} is {value!r:.60} in {where}; make it a text or a number")
-    return str(value)
+    return written
 
 
 def _split(whole: list[Problem], size: int) -> tuple[list[Problem], list[Problem]]:

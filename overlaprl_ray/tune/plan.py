@@ -8,16 +8,19 @@ and more seeds or values only add trials.
 """
 
 import dataclasses
+from datetime import date
 from pathlib import Path
 
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.cli import build_config, merge
 from overlaprl_ray.config.identity import check_run, config_hash
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.runtime.fingerprint import changed_inputs, task_inputs
 from overlaprl_ray.runtime.inputs import check_inputs
 from overlaprl_ray.tune.search_space import Point
 from overlaprl_ray.tune.spec import Sweep
 
+DAY = "day.txt"  # in a sweep's folder
 MOST_POINTS = 10_000  # a slip in a grid should not become a million folders
 
 
@@ -37,13 +40,15 @@ class TrialPlan:
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """The trials of a sweep in the order of starting, and the points left out with the reason.
+    """The trials of a sweep in the order of starting, the points left out with the reason, and what else is to be said.
 
     Empty for a search by Optuna, which makes up its points as it goes.
     """
 
     trials: list[TrialPlan]
     dropped: list[tuple[Point, str]]
+    notes: tuple[str, ...] = ()  # what was chosen, and by what
+    changed: list[str] = dataclasses.field(default_factory=list)  # see `check_trials`
 
     def dropped_lines(self) -> list[str]:
         """A line per reason, with the first point it applies to."""
@@ -87,24 +92,33 @@ def make_trial(sweep: Sweep, point: Point, folder: Path) -> TrialPlan:
     assert isinstance(sweep.base, dict)
     config = build_config(merge(sweep.base, point.settings), "trial")
     name = config_hash(config)
-    output = config.output.model_copy(update={"dir": str(folder.absolute() / "trials" / name)})
-    return TrialPlan(name, point, config.model_copy(update={"output": output}))
+    config = config.with_setting("output.dir", str(folder.absolute() / "trials" / name))
+    return TrialPlan(name, point, config.with_setting("task.date", config.task.date or sweep_day(folder)))
 
 
-def check_trials(trials: list[TrialPlan]) -> None:
+def sweep_day(folder: Path) -> date | None:
+    """The day that the chat templates of a sweep's trials see: its first one; None before that."""
+    return date.fromisoformat((folder / DAY).read_text().strip()) if (folder / DAY).exists() else None
+
+
+def check_trials(trials: list[TrialPlan]) -> list[str]:
     """Data, rewards and models of every trial, before Ray starts. Raises `ConfigError` naming the trial.
 
-    Trials of another algorithm in the sweep's folder are refused too: its tables would mix them with these.
+    Trials of another algorithm in the sweep's folder are refused too: its tables would mix them with these. Returns a
+    line about each trial that was begun with other data or other code of rewards.
     """
     for place in sorted(trials[0].folder.parent.glob("*/config.yaml")) if trials else []:
         check_run(place.parent)
-    checked: set[str] = set()
+    checked: dict[str, dict[str, str]] = {}
+    lines = []
     for trial in trials:
-        config = trial.config.model_copy(update={"output": trial.config.output.model_copy(update={"dir": None})})
-        inputs = repr((config.task, config.grpo.model_name, config.model.reference, bool(config.grpo.beta)))
-        if inputs not in checked:
-            checked.add(inputs)
+        config = trial.config.with_setting("output.dir", None)
+        key = repr((config.task, config.grpo.model_name, config.model.reference, bool(config.grpo.beta)))
+        if key not in checked:
             try:
-                check_inputs(config)
+                checked[key] = task_inputs(config, check_inputs(config))
             except ConfigError as error:
                 raise ConfigError(f"trial ({trial.point}): {error}") from None
+        if changed := changed_inputs(trial.folder, checked[key]):
+            lines.append(f"{trial.name} has other inputs ({', '.join(changed)}); remove its folder to run it anew")
+    return lines

@@ -15,6 +15,7 @@ from rich.console import Console
 from overlaprl_ray.tune.plan import TrialPlan
 from overlaprl_ray.tune.spec import Sweep
 from overlaprl_ray.tune.trainable import failure, leave_error, mark_if_stopped, trial_of
+from overlaprl_ray.workers.watchdog import take_timeout
 
 Trials = list[Any]  # Tune's
 Row = dict[str, Any]
@@ -41,7 +42,8 @@ class SweepProgress(Callback):
     def on_trial_result(self, iteration: int, trials: Trials, trial: Any, result: Row, **info: Any) -> None:
         """A step of a trial."""
         plan = self._plan(trial)
-        numbers = f"reward {result['reward']:.3f} accuracy {result['eval/accuracy']:.3f}"
+        reward = "-" if result["reward"] is None else f"{result['reward']:.3f}"
+        numbers = f"reward {reward} accuracy {result['eval/accuracy']:.3f}"
         self.running[plan.name] = f"step {result['step']}/{plan.config.grpo.num_steps} {numbers}"
         now = time.monotonic()
         if now - self.spoken >= max(EVERY_S, EVERY_SHARE * (now - self.started)):
@@ -59,7 +61,8 @@ class SweepProgress(Callback):
         plan = self._plan(trial)
         self.ended.add(plan.name)
         self.running.pop(plan.name, None)
-        error = failure(plan.folder) or leave_error(plan, f"the trial's process ended: {trial.get_pickled_error()}")
+        ended = take_timeout(plan.folder) or f"the trial's process ended: {trial.get_pickled_error()}"
+        error = failure(plan.folder) or leave_error(plan, ended)
         self._say(f"failed {plan.name}: {error}")
 
     def on_trial_recover(self, iteration: int, trials: Trials, trial: Any, **info: Any) -> None:

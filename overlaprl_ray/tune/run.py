@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections import Counter
-from datetime import datetime
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,9 @@ from overlaprl_ray.runs.monitoring import greeting
 from overlaprl_ray.runtime.inputs import check_writable
 from overlaprl_ray.runtime.signals import Stopped, reraise_stopped
 from overlaprl_ray.runtime.train import ray_running
+from overlaprl_ray.tune.best import keep_best
 from overlaprl_ray.tune.placement import Nodes, present_nodes, shown, trial_bundles
-from overlaprl_ray.tune.plan import Plan, check_trials, make_trial, plan_trials
+from overlaprl_ray.tune.plan import DAY, Plan, check_trials, make_trial, plan_trials, sweep_day
 from overlaprl_ray.tune.progress import SweepProgress
 from overlaprl_ray.tune.search_space import Point
 from overlaprl_ray.tune.searchers import POINT, asha, optuna_search
@@ -97,9 +98,11 @@ def dry_run(sweep: Sweep, folder: Path, console: Console) -> None:
 
 def _checked_plan(sweep: Sweep, folder: Path) -> Plan:
     plan = plan_trials(sweep, folder)
+    if sweep.tune.best_of:
+        plan = keep_best(plan, sweep, folder)
     check_writable(f"--dir = '{folder}'", folder)
-    check_trials(plan.trials or [make_trial(sweep, Point({}), folder)])
-    return plan
+    changed = check_trials(plan.trials or [make_trial(sweep, Point({}), folder)])
+    return dataclasses.replace(plan, changed=changed)
 
 
 def _refused(sweep: Sweep, plan: Plan, nodes: Nodes, console: Console) -> dict[str, str]:
@@ -115,7 +118,8 @@ def _refused(sweep: Sweep, plan: Plan, nodes: Nodes, console: Console) -> dict[s
             refused[trial.name] = str(error)
     if refused and len(refused) == len(plan.trials):
         raise ConfigError(f"the machine has no room for any trial: {next(iter(refused.values()))}")
-    for line in [*plan.dropped_lines(), *(f"refused {name}: {reason}" for name, reason in refused.items())]:
+    reasons = [f"refused {name}: {reason}" for name, reason in refused.items()]
+    for line in [*plan.notes, *plan.dropped_lines(), *plan.changed, *reasons]:
         _say(console, line)
     return refused
 
@@ -127,6 +131,8 @@ def _write_sweep(sweep: Sweep, plan: Plan, folder: Path) -> None:
     if sweep.searches and file.exists() and file.read_text(encoding="utf-8") != text:
         raise ConfigError(f"--dir = '{folder}': holds a search with other settings, see its sweep.yaml; give another")
     file.write_text(text, encoding="utf-8")
+    if sweep_day(folder) is None:
+        (folder / DAY).write_text(f"{date.today()}\n")
     rows = [{"trial": trial.name, **dataclasses.asdict(trial.point)} for trial in plan.trials]
     (folder / "plan.json").write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
 
@@ -175,6 +181,7 @@ def _tune_config(sweep: Sweep, folder: Path) -> tune.TuneConfig:
         search_alg=optuna_search(sweep) if sweep.optuna else None,
         scheduler=asha(sweep) if sweep.tune.scheduler == "asha" else None,
         max_concurrent_trials=sweep.tune.max_concurrent,
+        reuse_actors=sweep.tune.serial,  # a process takes one trial after another, as `train_serially` allows
         trial_name_creator=name,
         trial_dirname_creator=name,
     )

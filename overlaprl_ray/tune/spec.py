@@ -12,6 +12,7 @@ from pydantic import Field
 
 from overlaprl_ray.config.cli import build_config, fields, merge, read_yaml, suggest, validate
 from overlaprl_ray.config.grpo import Count, Group, Positive, Seed, Whole
+from overlaprl_ray.config.yaml_settings import nested
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.tune.search_space import CASES, SearchSpace, is_domain, parse_search
 
@@ -40,6 +41,10 @@ class TuneSettings(Group):
     max_failures: Whole = Field(0, description="retries of a failed trial from its checkpoint, >= 0")
     fail_fast: bool = Field(False, description="end the whole sweep at the first failed trial")
     stop: dict[str, float] = Field({}, description="metric: value from which on a trial counts as finished")
+    best_of: str | None = Field(None, description="folder of a finished sweep: run only the values of best_over that "
+                                "were best in it, chosen for all other settings apart")  # fmt: skip
+    best_over: list[str] = Field(["grpo.lr"], description="best_of: the settings that are chosen, by the mean accuracy "
+                                 "over all evaluations after step 0 and all seeds")  # fmt: skip
     serial: bool = Field(False, description="run each trial in one process without actors (same numbers, other times)")
 
 
@@ -76,8 +81,7 @@ def load_sweep(
     sweep = validate(Sweep, read_yaml(path), str(path))
     values = sweep.model_dump()
     values["name"] = sweep.name or Path(path).stem
-    if isinstance(sweep.base, str):
-        values["base"] = read_yaml(Path(path).parent / sweep.base)
+    values["base"] = nested(read_yaml(Path(path).parent / sweep.base) if isinstance(sweep.base, str) else sweep.base)
     given = {**(overrides or {}), **({"seed": {"grid": list(seeds)}} if seeds else {})}
     for name, value in given.items():
         _override(values, name, value)
@@ -117,6 +121,9 @@ def check_sweep(sweep: Sweep) -> None:
     for name in [tune.metric, *tune.stop]:
         if name not in METRICS:
             raise ConfigError(f"tune: unknown metric '{name}'; {suggest(name, list(METRICS))}")
+    for name in tune.best_over:
+        if name not in (known := [setting for setting, _ in fields()]):
+            raise ConfigError(f"tune.best_over: unknown setting '{name}'; {suggest(name, known)}")
     if tune.fail_fast and tune.max_failures:
         raise ConfigError(
             f"tune.fail_fast = true cannot be combined with tune.max_failures = {tune.max_failures}; drop one"

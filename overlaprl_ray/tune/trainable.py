@@ -27,10 +27,11 @@ from overlaprl_ray.tune.plan import TrialPlan, make_trial
 from overlaprl_ray.tune.search_space import Point
 from overlaprl_ray.tune.searchers import POINT
 from overlaprl_ray.tune.spec import Sweep
-from overlaprl_ray.workers.metrics import Evaluation
+from overlaprl_ray.workers.results import Evaluation
 
 ERROR = "error.txt"  # one line about what ended a trial
 STOPPED = "stopped.txt"  # ASHA or tune.stop ended it
+CLOSING_S = 300  # a stopped trial may take so long to close its files before its process takes the next one
 
 
 def tune_trainable(sweep: Sweep, folder: Path, nodes: Nodes) -> Any:
@@ -56,6 +57,7 @@ def run_trial(config: dict[str, Any], sweep: Sweep, folder: Path, cwd: str, path
 
     Raises what ends it, after leaving one line about it in the trial's error.txt.
     """
+    os.environ["TUNE_FUNCTION_THREAD_TIMEOUT_S"] = str(CLOSING_S)  # Tune fails the next trial where it is exceeded
     sys.path.extend(path for path in paths if path not in sys.path)
     if os.path.isdir(cwd):  # not so on another machine, where only absolute paths mean anything
         os.chdir(cwd)

@@ -1,11 +1,9 @@
 """One training step on one rollout: judge it, then update the policy or leave it untouched. Knows no Ray.
 
 learner = Learner(config, model)
-result = learner.step(rollout, scores)     # `scores` from the reference model where beta > 0
-result.metrics["reward"], learner.version
+learner.step(rollout, scores).metrics["reward"]     # `scores` from the reference model where beta > 0
 """
 
-import copy
 import functools
 import math
 import time
@@ -23,15 +21,18 @@ from overlaprl_ray.algorithm.rules import Gate, merge_gates
 from overlaprl_ray.algorithm.schedule import Schedule, learning_rate, seeded_uniform
 from overlaprl_ray.algorithm.staleness import StalenessScheduler
 from overlaprl_ray.config import ExperimentConfig
+from overlaprl_ray.engines.base import check_logprobs
 from overlaprl_ray.errors import BadBatch, RunError
-from overlaprl_ray.models.logprobs import check_head, response_logprobs
+from overlaprl_ray.models.loading import cpu_copy
+from overlaprl_ray.models.logprobs import check_head, layouts_for, response_logprobs
 from overlaprl_ray.models.lora import add_adapter, merged_copy, saver
 from overlaprl_ray.rollout import Rollout, Scores, rows_of
 from overlaprl_ray.workers.cells import cells_of
 from overlaprl_ray.workers.memory import memory_gb
-from overlaprl_ray.workers.metrics import StepResult, StepTotals, rollout_metrics, samples_of
+from overlaprl_ray.workers.metrics import StepTotals, rollout_metrics, samples_of
 from overlaprl_ray.workers.micro_batches import MicroBatches, micro_batches
-from overlaprl_ray.workers.optimizer import MasterAdamW, detached
+from overlaprl_ray.workers.optimizer import MasterAdamW
+from overlaprl_ray.workers.results import StepResult
 from overlaprl_ray.workers.updates import Update
 
 
@@ -45,7 +46,7 @@ class Learner:
         if config.model.gradient_checkpointing:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
             model.train()  # without it checkpointing is silently off; dropout is 0 all the same
-        self.config, self.model = config, model
+        self.config, self.model, self.layouts = config, model, layouts_for(model)
         self.optimizer = MasterAdamW(model, grpo)
         self.scheduler = StalenessScheduler(config.staleness.model_copy(update={"rule": config.rule}))
         self.schedule = Schedule.of(config)
@@ -64,11 +65,7 @@ class Learner:
         """A plain copy of the policy in float32 on the CPU, the adapter merged into it where there is one."""
         if self.adapter is not None:
             return merged_copy(self.adapter)
-        masters = zip(self.optimizer.parameters, self.optimizer.masters, strict=True)
-        # deepcopy takes these for copies that it has made already: not one more byte on the policy's device
-        taken: dict[int, Any] = {id(p): torch.nn.Parameter(detached(master)) for p, master in masters}
-        taken |= {id(buffer): detached(buffer) for buffer in self.model.buffers()}
-        model = copy.deepcopy(self.model, taken).float()
+        model = cpu_copy(self.model, dict(zip(self.optimizer.parameters, self.optimizer.masters, strict=True)))
         model.config.dtype = torch.float32
         return model
 
@@ -94,7 +91,7 @@ class Learner:
         started = time.time()
         grpo = self.config.grpo
         if self.schedule.is_too_old(rollout.batch, rollout.weights_step):
-            bound = self.schedule.oldest_step(rollout.batch)
+            bound = self.schedule.oldest_token(rollout.batch)
             raise RunError(f"step {rollout.batch}: made after step {rollout.weights_step}, beyond the bound {bound}")
         lag = self.version - rollout.version  # in versions, as it is before the first of the updates
         totals, fault = StepTotals(), None
@@ -117,7 +114,7 @@ class Learner:
         metrics = {
             "step": rollout.batch,
             "version": self.version,
-            **rollout_metrics(rollout, grpo.group_size),
+            **rollout_metrics(rollout, grpo.group_size, lag),
             **totals.metrics(gate, lag, lr),
             "faults": int(fault is not None),
         }
@@ -125,7 +122,7 @@ class Learner:
         memory = {"generator": rollout.memory_gb, "learner": memory_gb(self.model.device)}
         if scores:
             spans["reference"] = scores.span
-            memory |= {} if scores.memory_gb is None else {"reference": scores.memory_gb}
+            memory |= {"reference": scores.memory_gb} if scores.memory_gb is not None else {}
         samples = samples_of(rollout, self.config.output.completions_every, grpo.group_size)
         cells = cells_of(rollout, gate.decision, grpo.group_size, grpo.max_new_tokens)
         return StepResult(
@@ -135,7 +132,7 @@ class Learner:
     def _plan(self, rollout: Rollout, scores: Scores | None, rows: slice, lag: int) -> Update:
         reference = scores.logprobs[rows] if scores else None
         draw = seeded_uniform(self.config.seed, rollout.batch, rows.start)
-        return Update(rows_of(rollout, rows), self.config, self.scheduler, lag, draw, reference)
+        return Update(rows_of(rollout, rows), self.config, self.scheduler, lag, draw, reference, self.layouts.shares)
 
     def _prepare(self, rollout: Rollout, updates: list[Update]) -> None:
         """What is asked before the first update: is the batch sound, what is the floor, what is the proximal policy."""
@@ -151,7 +148,6 @@ class Learner:
     def _update(self, update: Update, totals: StepTotals, lr: float, first: bool) -> None:
         """One optimizer update, or none where no row with a loss term is left."""
         grpo, part = self.config.grpo, update.part
-
         current = functools.partial(self._logprobs, part)
         if first:
             update.ask_before(current)
@@ -162,14 +158,15 @@ class Learner:
             seen = part.logprobs.clone()  # which rows that are skipped keep
             for rows, micro in update.micros:
                 width = micro.logprobs.shape[1]
-                logprobs, entropy = response_logprobs(self.model, micro, grpo.temperature)
+                layout = self.layouts(micro)
+                logprobs, entropy = response_logprobs(self.model, micro, grpo.temperature, layout)
                 seen[rows, :width] = logprobs.detach().cpu()
                 _check_finite(seen[rows], micro)
                 gate = update.ask(rows, micro, seen)
                 loss = self._loss(update, rows, micro, logprobs, whole, gate)
                 loss.loss.backward()
                 self.optimizer.collect()
-                totals.add_loss(loss, seen[rows, :width] - micro.logprobs, micro, entropy, first)
+                totals.add_loss(loss, seen[rows, :width] - micro.logprobs, micro, layout, entropy, first)
             if first:
                 update.ask_after(seen, current)
             self._apply(update, totals, lr)
@@ -223,7 +220,7 @@ class Learner:
         """(B, T) logprobs of the micro-batches' rows under the policy as it is now, on the CPU; others keep theirs."""
         values = part.logprobs.clone()
         for rows, micro in micros:
-            found, _ = response_logprobs(self.model, micro, self.config.grpo.temperature)
+            found, _ = response_logprobs(self.model, micro, self.config.grpo.temperature, self.layouts(micro))
             values[rows, : found.shape[1]] = found.cpu()
         return values
 
@@ -231,6 +228,8 @@ class Learner:
         """The KL of the first batch: its generator held these very weights, so all of it is numerical mismatch."""
         logprobs = self._logprobs(rollout, micro_batches(rollout, self.config.grpo, self.config.judges_groups))
         _check_finite(logprobs, rollout)
+        if self.config.model.engine == "vllm":
+            check_logprobs(logprobs - rollout.logprobs, rollout.completion_mask, self.config.model.dtype)
         cap = self.config.staleness.kl_token_cap
         return float(staleness_kl(logprobs - rollout.logprobs, rollout.completion_mask, cap=cap))
 

@@ -4,61 +4,78 @@ rollout_metrics(rollout, group_size=8)["frac_reward_zero_std"]
 """
 
 import dataclasses
+import math
+from statistics import fmean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean
+from overlaprl_ray.algorithm.kl import effective_sample_size, masked_mean, staleness_kl
 from overlaprl_ray.algorithm.loss import LossOutput
 from overlaprl_ray.algorithm.rules import Gate
-from overlaprl_ray.rollout import Rollout, Span
-from overlaprl_ray.workers.cells import Cell
-from overlaprl_ray.workers.micro_batches import padded_tokens, real_tokens
+from overlaprl_ray.models.layout import Layout
+from overlaprl_ray.rollout import Rollout, Unused, crossed
 
 LOSS_SUMS = ("loss", "policy_loss", "kl_ref", "clip_low", "clip_high", "tokens")  # fields of LossOutput that add up
 
 
-@dataclasses.dataclass(frozen=True)
-class StepResult:
-    """What the driver learns of a step: numbers and times, no tensors."""
+def rollout_metrics(rollout: Rollout, group_size: int, lag: int = 0) -> dict[str, Any]:
+    """Rewards and lengths of a batch, and the ages of its tokens where they differ; `lag` is that of the oldest.
 
-    step: int
-    metrics: dict[str, Any]
-    spans: dict[str, Span]  # load, generate, reference, train
-    memory_gb: dict[str, float]
-    samples: list[dict[str, Any]]  # for completions.jsonl
-    weights_step: int
-    cells: list[Cell]  # for decisions.jsonl
-    fault: str | None  # why the batch was skipped, where `pipeline.on_fault` has it so
-    floor: float | None  # KL of the run's first batch, numerical mismatch alone, nats per token
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """Greedy held-out accuracy of the policy after a step."""
-
-    step: int
-    version: int
-    accuracy: float
-    n: int
-    span: Span
-
-
-def rollout_metrics(rollout: Rollout, group_size: int) -> dict[str, Any]:
-    """Rewards and lengths of a batch; `reward_std` is the mean of the groups' standard deviations."""
+    `reward_std` is the mean of the groups' standard deviations. Tokens, samples, reward and the share of groups without
+    signal are of all that was generated, used or not. Rows that nobody judged (NaN) are left out of the means of
+    rewards; None where no row was judged.
+    """
     groups = rollout.rewards.double().reshape(-1, group_size)
     lengths = rollout.completion_mask.sum(1).double()
+    unused = rollout.unused or Unused(0, 0, 0, 0.0, 0)
+    samples = len(rollout.rewards) + unused.rows
+    judged = int((~rollout.rewards.isnan()).sum()) + unused.judged
+    silent = int((rollout.advantages.reshape(-1, group_size) == 0).all(1).sum()) + unused.silent_groups
     return {
-        "tokens": rollout.tokens,
-        "samples": len(rollout.rewards),
-        "reward": float(rollout.rewards.double().mean()),
-        "reward_std": float(groups.std(dim=1).mean()),
-        "frac_reward_zero_std": float((rollout.advantages.reshape(-1, group_size) == 0).all(1).double().mean()),
+        "weights_step": rollout.weights_step,
+        "tokens": rollout.tokens + unused.tokens,
+        "samples": samples,
+        "tokens_unused": unused.tokens,
+        "reward": (float(rollout.rewards.double().nan_to_num().sum()) + unused.reward) / judged if judged else None,
+        "reward_std": _mean_judged(groups.std(dim=1) if judged == samples else _spread(groups)),
+        "frac_reward_zero_std": silent * group_size / samples,
         "completions/mean_length": float(lengths.mean()),
         "completions/clipped_ratio": float(1 - rollout.finished.double().mean()),
-        **{f"rewards/{name}/mean": float(part.double().mean()) for name, part in rollout.reward_parts.items()},
+        **{f"rewards/{name}/mean": _mean_judged(part) for name, part in rollout.reward_parts.items()},
+        **{
+            f"logged/{name}": fmean(numbers)
+            for name, values in rollout.logged.items()
+            if (numbers := [value for value in values if isinstance(value, int | float)])
+        },
+        **(_ages(rollout, lag) if rollout.versions is not None else {}),
     }
+
+
+def _ages(rollout: Rollout, lag: int) -> dict[str, Any]:
+    """Of a stream's batch: versions between each token and now, and the share of tokens whose row crossed an update."""
+    assert rollout.versions is not None
+    mask = rollout.completion_mask
+    ages = (lag + rollout.version - rollout.versions)[mask].double()
+    return {
+        "staleness/lag_mean": float(ages.mean()),
+        "staleness/lag_p95": float(ages.quantile(0.95)),
+        "staleness/kl_crossed": None,  # unless measured, see StepTotals
+        "staleness/kl_whole": None,
+        "stream/frac_crossed": float(mask[crossed(rollout)].sum() / mask.sum()),
+        **rollout.stream,
+    }
+
+
+def _mean_judged(values: Tensor) -> float | None:
+    judged = values.double()[~values.isnan()]
+    return float(judged.mean()) if len(judged) else None
+
+
+def _spread(groups: Tensor) -> Tensor:
+    judged = [group[~group.isnan()] for group in groups]
+    return torch.tensor([float(group.std()) if len(group) > 1 else math.nan for group in judged])
 
 
 @dataclasses.dataclass
@@ -70,10 +87,11 @@ class StepTotals:
 
     losses: list[dict[str, float]] = dataclasses.field(default_factory=list)  # of the updates that happened
     log_ratios: list[tuple[Tensor, Tensor]] = dataclasses.field(default_factory=list)
+    crossed: list[Tensor] | None = None  # of a stream's rows, (b,) bool: whether weights changed between their tokens
     entropy_sum: float = 0.0
     first_tokens: int = 0
     ratio_sum: float = 0.0
-    padded_tokens: int = 0  # of first forwards
+    computed_tokens: int = 0  # of all updates' forwards, padding included
     real_tokens: int = 0
     rows_skipped: int = 0
     current: dict[str, float] = dataclasses.field(default_factory=dict)
@@ -83,14 +101,18 @@ class StepTotals:
         self.current = {**dict.fromkeys(LOSS_SUMS, 0.0), "tokens": float(skipped.sum())}
         self.rows_skipped += len(skipped) if first else 0
 
-    def add_loss(self, loss: LossOutput, log_ratio: Tensor, micro: Rollout, entropy: Tensor, first: bool) -> None:
+    def add_loss(
+        self, loss: LossOutput, log_ratio: Tensor, micro: Rollout, layout: Layout, entropy: Tensor, first: bool
+    ) -> None:
         """One micro-batch's forward."""
+        self.computed_tokens += layout.ids.numel()
+        self.real_tokens += layout.real_tokens
         for name in LOSS_SUMS:
             self.current[name] += float(getattr(loss, name).detach())
         if first:
-            self.padded_tokens += padded_tokens(micro)
-            self.real_tokens += real_tokens(micro)
             self.log_ratios.append((log_ratio, micro.completion_mask))
+            if micro.versions is not None:
+                self.crossed = [*(self.crossed or []), crossed(micro)]
             self.entropy_sum += float(entropy.double().sum())
             self.ratio_sum += float(loss.ratio_sum)
             self.first_tokens += int(loss.tokens)
@@ -128,7 +150,8 @@ class StepTotals:
             "clip_ratio/low": per_token("clip_low"),
             "clip_ratio/high": per_token("clip_high"),
             "ratio/mean": self.ratio_sum / first if self.log_ratios else None,
-            "padding_waste": 1 - self.real_tokens / self.padded_tokens if self.padded_tokens else None,
+            "tokens_computed": self.computed_tokens,
+            "padding_waste": 1 - self.real_tokens / self.computed_tokens if self.computed_tokens else None,
             "rows_skipped": self.rows_skipped,
             "ess": effective_sample_size(torch.cat(weights)) if weights else None,
             "staleness/lag": lag,
@@ -139,7 +162,21 @@ class StepTotals:
             "staleness/frac_fresh": fractions["fresh"],
             "staleness/frac_stale": fractions["stale"],
             "staleness/frac_discarded": fractions["discard"],
+            **self._kl_by_crossing(),
         }
+
+    def _kl_by_crossing(self) -> dict[str, float | None]:
+        """Of a stream: KL(μ || π), nats per token, of the rows that crossed an update and of those that did not.
+
+        The μ of a row that crossed is what its tokens were sampled from: old keys and values under newer weights.
+        """
+        if self.crossed is None:
+            return {}
+        ratio = torch.cat([ratio[mask] for ratio, mask in self.log_ratios])
+        masks = (mask for _, mask in self.log_ratios)
+        rows = torch.cat([rows[:, None].expand_as(m)[m] for rows, m in zip(self.crossed, masks, strict=True)])
+        parts = {"staleness/kl_crossed": rows, "staleness/kl_whole": ~rows}
+        return {name: float(staleness_kl(ratio, part)) if part.any() else None for name, part in parts.items()}
 
 
 def samples_of(rollout: Rollout, every: int, group_size: int) -> list[dict[str, Any]]:
@@ -156,9 +193,10 @@ def _sample(rollout: Rollout, row: int) -> dict[str, Any]:
         "completion": rollout.completions[row],
         "answer": rollout.answers[row],
         "extracted": rollout.extracted[row],
-        "reward": float(rollout.rewards[row]),
-        "rewards": {name: float(part[row]) for name, part in rollout.reward_parts.items()},
+        "reward": _mean_judged(rollout.rewards[row : row + 1]),
+        "rewards": {name: _mean_judged(part[row : row + 1]) for name, part in rollout.reward_parts.items()},
         "advantage": float(rollout.advantages[row]),
         "tokens": int(rollout.completion_mask[row].sum()),
         "version": rollout.version,
+        **({"logged": {name: values[row] for name, values in rollout.logged.items()}} if rollout.logged else {}),
     }

@@ -18,11 +18,16 @@ MicroBatches = list[tuple[Tensor, Rollout]]  # (row ids (b,) int64 into the whol
 
 
 def micro_batches(
-    rollout: Rollout, grpo: GRPOConfig, whole_groups: bool = False, rows: Tensor | None = None
+    rollout: Rollout,
+    grpo: GRPOConfig,
+    whole_groups: bool = False,
+    rows: Tensor | None = None,
+    shared: bool = False,
 ) -> MicroBatches:
     """The micro-batches of `rows` (ids (b,) int64, ascending; None = all), each with the padding it needs itself.
 
     With `whole_groups` a token budget does not split a group: a rule that judges groups must see its rows together.
+    With `shared` (prompts can be) it splits none that fits it.
     """
     rows = torch.arange(len(rollout.rewards)) if rows is None else rows
     if not len(rows):
@@ -30,7 +35,7 @@ def micro_batches(
     if grpo.micro_batch_tokens is None:
         parts = list(rows.split(grpo.micro_batch_size or len(rows)))
     else:
-        parts = _by_tokens(rollout, rows, grpo.micro_batch_tokens, whole_groups)
+        parts = _by_tokens(rollout, rows, grpo.micro_batch_tokens, whole_groups, shared)
     return [(part, rows_of(rollout, part)) for part in parts]
 
 
@@ -42,29 +47,23 @@ def rows_with_signal(rollout: Rollout) -> Tensor:
     return has_signal[group].nonzero().flatten()
 
 
-def padded_tokens(part: Rollout) -> int:
-    """Tokens that a forward pass over these rows computes, padding included."""
-    return part.prompt_ids.numel() + part.completion_ids.numel()
-
-
-def real_tokens(part: Rollout) -> int:
-    """Non-padding tokens of these rows."""
-    return int(part.prompt_mask.sum()) + int(part.completion_mask.sum())
-
-
-def _by_tokens(rollout: Rollout, rows: Tensor, budget: int, whole_groups: bool) -> list[Tensor]:
+def _by_tokens(rollout: Rollout, rows: Tensor, budget: int, whole_groups: bool, shared: bool) -> list[Tensor]:
     """Row ids of micro-batches of at most `budget` padded tokens; a unit (row or group) beyond it is alone."""
     prompts, completions = rollout.prompt_mask.sum(1).tolist(), rollout.completion_mask.sum(1).tolist()
-    units: dict[int, list[int]] = {}
+    groups: dict[int, list[int]] = {}
     for row in rows.tolist():
-        units.setdefault(int(rollout.groups[row]) if whole_groups else row, []).append(row)
+        groups.setdefault(int(rollout.groups[row]), []).append(row)
 
     def width(members: list[int]) -> int:
         # prompts end where completions begin, so the longest of each count, even of different rows
         return max(prompts[row] for row in members) + max(1, *(completions[row] for row in members))
 
+    units: list[list[int]] = []
+    for group in groups.values():
+        together = whole_groups or (shared and len(group) * width(group) <= budget)
+        units.extend([group] if together else [[row] for row in group])
     parts: list[list[int]] = []
-    for unit in sorted(units.values(), key=lambda members: (-width(members), members[0])):
+    for unit in sorted(units, key=lambda members: (-width(members), members[0])):
         joined = [*parts[-1], *unit] if parts else unit
         if parts and len(joined) * width(joined) <= budget:
             parts[-1] = joined

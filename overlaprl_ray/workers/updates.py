@@ -23,7 +23,7 @@ from overlaprl_ray.algorithm.rules import (
 )
 from overlaprl_ray.algorithm.staleness import StalenessScheduler
 from overlaprl_ray.config import ExperimentConfig
-from overlaprl_ray.rollout import Rollout, rows_of
+from overlaprl_ray.rollout import Rollout, row_versions, rows_of
 from overlaprl_ray.workers.micro_batches import MicroBatches, micro_batches, rows_with_signal
 
 Logprobs = Callable[[MicroBatches], Tensor]  # (B, T) of the update's rows under the policy as it is now
@@ -45,6 +45,7 @@ class Update:
         lag: int,
         draw: float = 0.0,
         reference: Tensor | None = None,
+        shared: bool = False,
     ):
         self.part, self.scheduler, self.lag, self.draw = part, scheduler, lag, draw
         self.reference = None if reference is None else reference[:, : part.logprobs.shape[1]]
@@ -54,10 +55,10 @@ class Update:
         everyone = torch.arange(len(part.rewards))
         computed = everyone if self.penalised else rows_with_signal(part)
         self.measured = torch.isin(everyone, computed)  # rows whose logprobs an update computes
-        self.micros: MicroBatches = micro_batches(part, config.grpo, config.judges_groups, computed)
+        self.micros: MicroBatches = micro_batches(part, config.grpo, config.judges_groups, computed, shared)
         self.skipped = everyone[~self.measured]
         whole = self.timing == "after" and scheduler.config.rule != "none"  # judged by all rows, whatever came of them
-        self.only_measured = micro_batches(part, config.grpo, rows=self.skipped) if whole else []
+        self.only_measured = micro_batches(part, config.grpo, rows=self.skipped, shared=shared) if whole else []
         self.gate: Gate | None = None
         self.proximal: Tensor | None = None  # (B, T) log π_prox
         self.done = False  # an iteration came to its end
@@ -144,4 +145,5 @@ class Update:
         return self.scheduler.judge(self._inputs(rows, log_ratio, measured))
 
     def _inputs(self, rows: Rollout, log_ratio: Tensor, measured: Tensor | None) -> GateInputs:
-        return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, self.lag, measured, self.draw)
+        lag = self.lag + rows.version - row_versions(rows)  # of each row's oldest token
+        return GateInputs(log_ratio, rows.completion_mask, rows.advantages, rows.groups, lag, measured, self.draw)
