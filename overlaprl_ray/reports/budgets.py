@@ -8,7 +8,7 @@ A history metric counts as its mean over the last ten steps; held-out accuracy a
 
 import math
 from collections.abc import Mapping
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 import pandas as pd
@@ -24,28 +24,31 @@ Curve = tuple[np.ndarray, np.ndarray]  # budget spent, rising; the metric there
 def curves(results: Results, metric: str, budget: Budget = "steps") -> dict[str, Curve]:
     """Each trial's metric against what it had spent: `accuracy` (held out) or any column of `history`.
 
-    Seconds are the run's wall clock; before the first step nothing was spent. A trial without the metric has no curve.
-    Raises `ValueError` for an unknown metric or budget.
+    Seconds are the run's wall clock. A trial without the metric has no curve. Raises `ValueError` for an unknown metric
+    or budget.
     """
     if budget not in COLUMNS:
         raise ValueError(f"budget = '{budget}': must be one of {', '.join(COLUMNS)}")
-    history = results.history
-    if metric == "accuracy":
-        spent = history[list({"trial": 0, "step": 0, COLUMNS[budget]: 0})]
-        table = results.evals[["trial", "step", "accuracy"]].merge(spent, on=["trial", "step"], how="left")
-        table.loc[table["step"] == 0, COLUMNS[budget]] = 0.0
-        table = table.sort_values(["trial", "step"])
-    elif metric not in history and len(history):
-        known = ", ".join(c for c in history.columns if c not in ("trial", "step"))
+    source = results.evals if metric == "accuracy" else results.history
+    if source.empty:
+        return {}
+    if metric != "accuracy" and metric not in source:
+        known = ", ".join(c for c in source.columns if c not in ("trial", "step"))
         raise ValueError(f"metric = '{metric}': must be accuracy or one of {known}")
-    else:
-        table = history.sort_values(["trial", "step"])
-        if len(table):
-            groups = table.groupby("trial", observed=True)[metric]
-            table = table.assign(**{metric: groups.rolling(WINDOW, min_periods=1).mean().to_numpy()})
-    points = table.reindex(columns=["trial", COLUMNS[budget], metric]).set_axis(["trial", "x", "y"], axis=1).dropna()
-    return {str(trial): (rows["x"].to_numpy(np.float64), rows["y"].to_numpy(np.float64))
-            for trial, rows in points.groupby("trial", observed=True)}  # fmt: skip
+    table = source[list(dict.fromkeys(["trial", "step", *({COLUMNS[budget]} & {*source.columns}), metric]))]
+    if metric == "accuracy" and budget != "steps":  # an evaluation has cost what its weights had
+        table = table.merge(results.history[["trial", "step", COLUMNS[budget]]], on=["trial", "step"], how="left")
+    out = {}
+    for trial, rows in table.sort_values("step", kind="stable").groupby("trial", observed=True, sort=False):
+        spent, values = rows[COLUMNS[budget]].astype("float64"), rows[metric].astype("float64")
+        if metric == "accuracy":
+            spent = spent.where(rows["step"] > 0, 0.0)
+        else:
+            values = values.rolling(WINDOW, min_periods=1).mean()
+        whole = np.isfinite(spent) & np.isfinite(values)
+        if whole.any():
+            out[str(trial)] = spent[whole].to_numpy(), values[whole].to_numpy()
+    return {trial: out[trial] for trial in results.trials["trial"] if trial in out}
 
 
 def common_budget(found: Mapping[str, Curve]) -> float:
@@ -71,7 +74,8 @@ def to_target(results: Results, target: float, metric: str = "reward") -> pd.Dat
     """
     skip = 0 if metric == "accuracy" else WINDOW - 1
     out: dict[str, dict[str, float]] = {}
-    for budget in get_args(Budget):
-        hits = {trial: x[skip:][y[skip:] >= target] for trial, (x, y) in curves(results, metric, budget).items()}
+    for budget in COLUMNS:
+        found = curves(results, metric, budget)  # type: ignore[arg-type]
+        hits = {trial: x[skip:][y[skip:] >= target] for trial, (x, y) in found.items()}
         out[budget] = {trial: float(hit[0]) for trial, hit in hits.items() if len(hit)}
     return pd.DataFrame(out, index=results.trials["trial"].to_list(), columns=list(COLUMNS), dtype="float64")

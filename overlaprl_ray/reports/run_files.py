@@ -12,9 +12,9 @@ import pandas as pd
 
 from overlaprl_ray.reports.trials import NUMBERS as TRIAL_NUMBERS
 from overlaprl_ray.reports.trials import frame, read_mapping, trial_row
+from overlaprl_ray.runs.summary import discard_report
 
 TRAITS = ("length", "reward", "difficulty", "lag")
-BINS = ("0-25 %", "25-50 %", "50-75 %", "75-100 %")  # of all traits but the lag
 DECISIONS = ("fresh", "stale", "discard")
 HISTORY, EVALS = ["step", "wall_s", "tokens", "reward"], ["step", "accuracy"]  # numbers that each row must have
 Count = tuple[str, str, str, int]  # trait, bin, decision, rows
@@ -95,8 +95,6 @@ def _decisions(folder: Path, problems: list[str]) -> list[Count]:
     """Rows by trait, bin and decision, over all steps: of a finished run as its summary has them, else counted here."""
     by = (read_mapping(folder / "summary.json", []).get("thrown_away") or {}).get("by")
     if by is None:
-        from overlaprl_ray.runs.summary import discard_report  # it needs torch, which takes seconds to import
-
         path = folder / "decisions.jsonl"
         try:
             by = discard_report(_read_rows(path, ["step", "lag", "generate_s"], problems))["by"]

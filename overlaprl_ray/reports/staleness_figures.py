@@ -13,8 +13,9 @@ from matplotlib.ticker import MaxNLocator
 
 from overlaprl_ray.reports.figures import FINALS, MOST, legend, looks, new_figure, note, tidy, wrap
 from overlaprl_ray.reports.loading import Results
-from overlaprl_ray.reports.run_files import BINS, DECISIONS, TRAITS
+from overlaprl_ray.reports.run_files import DECISIONS, TRAITS
 from overlaprl_ray.reports.trials import labels, shown, varying
+from overlaprl_ray.runs.summary import BINS
 
 COLOURS = {"fresh": "#56B4E9", "stale": "#F0E442", "discard": "#D55E00"}
 HATCHES = {"fresh": "", "stale": "////", "discard": "xxxx"}
