@@ -95,7 +95,9 @@ def display_table(results: Results, target: float | None = None) -> pd.DataFrame
 def runs_table(results: Results) -> pd.DataFrame:
     """Every run that was found, as texts."""
     trials = results.trials
-    out = pd.DataFrame({"run": trials["trial"], "setting": trials["trial"].map(results.settings).fillna("-")})
+    out = pd.DataFrame(
+        {"run": trials["trial"], "setting": trials["trial"].map(results.settings).astype("object").fillna("-")}
+    )
     out["status"] = trials["status"]
     columns = {"seed": ("seed", 0), "steps": ("steps", 0), "reward_last_10": ("final reward", 3),
                "accuracy_final": ("final accuracy", 3), "wall_s": ("wall clock, s", 1)}  # fmt: skip
