@@ -173,7 +173,7 @@ def test_gantt_shows_a_run_of_each_mode(tmp_path):
              "args": {"batch": k, "weights_step": k - 1, "version": k, "decision": "fresh"}}
             for k in range(1, 9) for i, stage in enumerate(("load", "generate", "train"))
         ],
-        "otherData": {"mode": "sync", "lag": 0, "seed": 0, "warm_up": 2, "started": 0.0},
+        "otherData": {"mode": "sync", "lag": 0, "seed": 0, "warm_up": 2, "started": 0.0, "overlap_fraction": 0.5},
     }  # fmt: skip
     for mode in ("sync", "async"):
         folder = write_run(tmp_path / mode, random.Random(0), pipeline__mode=mode)

@@ -139,7 +139,7 @@ def with_interval(means: pd.Series, halves: pd.Series) -> pd.Series:
 
 def numbers(values: pd.Series, digits: int) -> pd.Series:
     """Numbers as texts, "-" where there is none."""
-    return values.astype("float64").map(f"{{:,.{digits}f}}".format).where(values.notna(), "-")
+    return values.astype("float64").map(f"{{:,.{digits}f}}".format).astype("str").where(values.notna(), "-")
 
 
 def p_text(p: float) -> str:
