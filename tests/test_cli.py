@@ -280,6 +280,7 @@ def test_dry_run_prints_configuration_and_plan_and_leaves_nothing(tmp_path: Path
     done, _ = script(tmp_path, "--dry-run", "--grpo.num_steps", "3")
     assert (done.returncode, done.stderr) == (0, "")
     config, _, plan = done.stdout.partition("# ")
-    assert yaml.safe_load(config) == parse("--grpo.num_steps", "3").model_dump(mode="json")
+    resolved = parse("--grpo.num_steps", "3", "--model.engine", "hf")  # what auto means without a GPU
+    assert yaml.safe_load(config) == resolved.model_dump(mode="json")
     assert "problems to train on" in plan
     assert all(role in plan for role in ("generator:", "reference:", "learner:"))

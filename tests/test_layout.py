@@ -121,6 +121,7 @@ def test_the_cheaper_layout_is_taken(model):
     assert layouts(short).shared
     assert not layouts(long).shared
     assert not Layouts(model, False)(short).shared
+    assert not layouts(rollout_of([(400, [16] * 8)])).shared  # cheaper, but longer than the model's window of 512
     weights = sum(p.numel() for p in model.parameters()) - model.get_input_embeddings().weight.numel()
     weights -= 0 if model.config.tie_word_embeddings else model.get_output_embeddings().weight.numel()
     pairs = 4 * model.config.num_hidden_layers * model.config.hidden_size

@@ -21,7 +21,7 @@ def result(step, start, **metrics) -> StepResult:
     """A step of a second's generation and two of training, one after the other."""
     spans = {"load": (start, start), "generate": (start, start + 1), "train": (start + 1, start + 3)}
     base = {"step": step, "version": step, "tokens": 10, "samples": 4, "reward": 0.5, "staleness/decision": "fresh",
-            "staleness/kl": 0.01, "staleness/lag": 0, "faults": 0}  # fmt: skip
+            "staleness/kl": 0.01, "staleness/lag": 0, "frac_reward_zero_std": 0.0, "faults": 0}  # fmt: skip
     memory = {"generator": 0.1, "learner": 0.2}
     return StepResult(
         step, {**base, **metrics}, spans, memory, [{"step": step}], step - 1, [(0, 0, 0, "fresh", 4)], None, 1e-9

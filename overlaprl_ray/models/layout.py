@@ -11,6 +11,7 @@ takes the same path whenever it is repeated.
 """
 
 import dataclasses
+import math
 
 import torch
 from torch import Tensor
@@ -92,18 +93,25 @@ class Layouts:
         embedding = next(model.get_input_embeddings().parameters()).numel()
         self.shares = shares
         self._per_token = 2.0 * (sum(p.numel() for p in model.base_model.parameters()) - embedding)
-        self._per_pair = 4.0 * config.num_hidden_layers * config.hidden_size
+        width = config.num_attention_heads * (getattr(config, "head_dim", None) or 0) or config.hidden_size
+        self._per_pair = 4.0 * config.num_hidden_layers * width
+        self._longest = getattr(config, "max_position_embeddings", None) or math.inf  # that a model is made for
 
     def __call__(self, rollout: Rollout) -> Layout:
         """The cheaper one for these rows."""
         return lay_out(rollout, self.shares and self.cost(rollout, True) < self.cost(rollout, False))
 
     def cost(self, rollout: Rollout, shared: bool) -> float:
-        """Floating-point operations of a forward: two per weight and position, and attention over whole sequences."""
+        """Floating-point operations of a forward: two per weight and position, and attention over whole sequences.
+
+        Infinite for a joined sequence beyond the model's window, though no position in it is.
+        """
         prompts, inputs = rollout.prompt_mask.sum(1), (rollout.completion_mask.sum(1) - 1).clamp(min=0)
         if shared:
             names, owner = rollout.groups.unique(return_inverse=True)
             completions = torch.zeros(len(names), dtype=torch.long).index_add_(0, owner, inputs)
             prompts, inputs = torch.zeros_like(completions).index_put_((owner,), prompts), completions
         length = int((prompts + inputs).max())
+        if shared and length > self._longest:
+            return math.inf
         return len(prompts) * length * (self._per_token + self._per_pair * length)

@@ -23,6 +23,7 @@ from filelock import FileLock
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 from overlaprl_ray.config import TinyConfig
 from overlaprl_ray.errors import RunError
@@ -119,6 +120,7 @@ def _warm_started(config: TinyConfig, problems: Sequence[Problem]) -> Path:
 
 def save_tiny(config: TinyConfig, problems: Sequence[Problem], folder: Path) -> None:
     """Warm-start a model on these problems and save it with its tokenizer."""
+    disable_progress_bar()  # for half a megabyte
     warm_start(config, problems).save_pretrained(folder)
     tiny_tokenizer().save_pretrained(folder)
 
