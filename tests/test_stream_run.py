@@ -83,9 +83,9 @@ def test_a_stream_with_killed_actors_ends_as_if_undisturbed(local_ray, tmp_path,
 
 def test_an_interrupted_stream_is_resumed_from_its_checkpoint(local_ray, tmp_path):
     pipeline = {"delay": 3, "refresh_every": 3, "max_restarts": 0}
-    config = stream(tmp_path / "run", 3, pipeline=pipeline, output={"checkpoint_every": 3})
+    config = stream(tmp_path / "run", 2, grpo={"num_steps": 16}, pipeline=pipeline, output={"checkpoint_every": 3})
     with pytest.raises(RunError, match="max_restarts = 0 is used up"):
-        run_killing(config, {8: ["generator"]})
+        run_killing(config, {14: ["generator"]})
     assert saved_steps(tmp_path / "run")
     train(config, resume=True)
     assert_same(outcome(tmp_path / "run"), oracle(config))
