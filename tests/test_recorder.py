@@ -12,6 +12,7 @@ from rich.console import Console
 from overlaprl_ray.errors import RunError
 from overlaprl_ray.runs.environment import environment, git_commit
 from overlaprl_ray.runs.progress import Progress
+from overlaprl_ray.runs.ray_metrics import GAUGES
 from overlaprl_ray.runs.recorder import Recorder
 from overlaprl_ray.runs.summary import bounds
 from overlaprl_ray.workers.results import Evaluation, StepResult
@@ -20,11 +21,19 @@ from overlaprl_ray.workers.results import Evaluation, StepResult
 def result(step, start, **metrics) -> StepResult:
     """A step of a second's generation and two of training, one after the other."""
     spans = {"load": (start, start), "generate": (start, start + 1), "train": (start + 1, start + 3)}
-    base = {"step": step, "version": step, "tokens": 10, "samples": 4, "reward": 0.5, "staleness/decision": "fresh",
-            "staleness/kl": 0.01, "staleness/lag": 0, "frac_reward_zero_std": 0.0, "faults": 0}  # fmt: skip
+    base = dict.fromkeys(GAUGES.values()) | {"step": step, "version": step, "tokens": 10, "samples": 4, "reward": 0.5}
+    base |= {"staleness/decision": "fresh", "staleness/kl": 0.01, "staleness/lag": 0, "frac_reward_zero_std": 0.0}
     memory = {"generator": 0.1, "learner": 0.2}
     return StepResult(
-        step, {**base, **metrics}, spans, memory, [{"step": step}], step - 1, [(0, 0, 0, "fresh", 4)], None, 1e-9
+        step,
+        {**base, "faults": 0, **metrics},
+        spans,
+        memory,
+        [{"step": step}],
+        step - 1,
+        [(0, 0, 0, "fresh", 4)],
+        None,
+        1e-9,
     )
 
 

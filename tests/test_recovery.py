@@ -65,11 +65,11 @@ def test_under_mps_one_death_restarts_every_actor_and_counts_once(local_ray, tmp
     assert_same(outcome(tmp_path / "run"), oracle(config))
 
 
-def test_under_mps_another_actors_error_counts_as_a_death():
+def test_under_mps_another_actors_error_counts_as_a_death(tmp_path):
     def steps():
         raise RunError("CUDA error")
 
-    pipeline = SimpleNamespace(steps=steps, graph=SimpleNamespace(settle=lambda: None))
+    pipeline = SimpleNamespace(steps=steps, graph=SimpleNamespace(settle=lambda: None, folder=tmp_path))
     for dead, said in (["generator"], r"CUDA error .pipeline\.max_restarts = 0 is used up"), ([], "CUDA error$"):
         actors = SimpleNamespace(config=config_of("run", pipeline={"max_restarts": 0}), dead=lambda dead=dead: dead)
         with pytest.raises(RunError, match=said):
