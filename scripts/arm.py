@@ -91,7 +91,7 @@ def main(argv: list[str]) -> None:
     if job.arm == "trl":
         from trl_arm import run_trl
 
-        track = run_trl(job.config, job.threads, job.bf16, job.every, job.target, job.seconds)
+        track = run_trl(job)
     else:
         track = run_own(job, path.parent)
     (path.parent / "track.json").write_text(json.dumps(track), encoding="utf-8")

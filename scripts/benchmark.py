@@ -72,21 +72,42 @@ def figures_of(folder: Path, summary: dict[str, Any], target: float | None) -> d
     }
 
 
-def compare(runs: list[dict[str, Any]], lag: int, cores: int | None) -> list[dict[str, Any]]:
-    """A row per label: medians (a missing value ranks last), speed-up over plain sync, efficiency."""
-    from overlaprl_ray.runs.summary import bounds
-
+def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per label: its texts, and the median and range of each figure (a missing value ranks last)."""
     table = []
     for label in dict.fromkeys(run["label"] for run in runs):
         own = [run for run in runs if run["label"] == label]
-        row: dict[str, Any] = {"label": label, "mode": own[0]["mode"], "runs": len(own)}
+        row: dict[str, Any] = {name: value for name, value in own[0].items() if isinstance(value, str)}
+        row["runs"] = len(own)
         for name in own[0]:
-            if isinstance(own[0][name], float | None) and name not in row:
+            if isinstance(own[0][name], float | None):
                 values = sorted((run[name] for run in own), key=lambda v: (v is None, v))
                 row |= {name: values[len(values) // 2], f"{name}_range": [values[0], values[-1]]}
-        stages = [run["stages"] for run in own]
-        row["stages"] = {name: median(s[name] for s in stages) for name in stages[0]}
         table.append(row)
+    return table
+
+
+def print_table(title: str, names: list[str], rows: list[list[Any]]) -> None:
+    """A table for a terminal: texts, numbers, and a dash for what is missing."""
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Table(title=title, title_justify="left", box=None)
+    for place, name in enumerate(names):
+        out.add_column(name, justify="right" if place else "left")
+    for row in rows:
+        out.add_row(*("-" if v is None else f"{v:,.3g}" if isinstance(v, float) else str(v) for v in row))
+    Console(soft_wrap=True).print(out)
+
+
+def compare(runs: list[dict[str, Any]], lag: int, cores: int | None) -> list[dict[str, Any]]:
+    """`medians`, with speed-up over plain sync and efficiency."""
+    from overlaprl_ray.runs.summary import bounds
+
+    table = medians(runs)
+    for row in table:
+        own = [run["stages"] for run in runs if run["label"] == row["label"]]
+        row["stages"] = {name: median(stages[name] for stages in own) for name in own[0]}
     sync = next((row for row in table if row["label"] == "sync"), None)
     for row in table:
         stages = row["stages"] if row["mode"] == "sync" else sync["stages"] if sync else None
@@ -99,7 +120,6 @@ def compare(runs: list[dict[str, Any]], lag: int, cores: int | None) -> list[dic
 def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: argparse.Namespace, folder: Path) -> None:
     """Run everything, write benchmark.json anew after every run, and show the table."""
     from rich.console import Console
-    from rich.table import Table
 
     from overlaprl_ray.runs.environment import environment
     from overlaprl_ray.runtime.train import ray_running, train
@@ -128,12 +148,9 @@ def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: ar
                     "runs": runs,
                 }
                 (folder / "benchmark.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    out = Table(title=f"medians of {args.repeats}", title_justify="left", box=None)
-    for name in ("", *(row["label"] for row in found["modes"])):
-        out.add_column(name, justify="right" if name else "left")
-    for name, title in FIGURES.items():
-        out.add_row(title, *("-" if row[name] is None else f"{row[name]:,.3g}" for row in found["modes"]))
-    Console(soft_wrap=True).print(out)
+    table = found["modes"]
+    figures = [[title, *(row[name] for row in table)] for name, title in FIGURES.items()]
+    print_table(f"medians of {args.repeats}", ["", *(row["label"] for row in table)], figures)
     print(f"files: {folder}")
 
 

@@ -78,7 +78,7 @@ def test_both_arms_have_the_same_settings(trainer):
 
 def test_the_rate_of_each_step_is_ours(trainer):
     config, task, _, theirs = trainer
-    clock = Clock(config, task, None, None, None)
+    clock = Clock(Job("trl", 1, None, config), task)
     seen = []
 
     class Spy(type(clock).__mro__[1]):
@@ -158,15 +158,15 @@ def test_every_group_has_a_signal():
 def test_trl_runs_and_its_evaluations_are_ours():
     """Accuracies come from the weights TRL has; it stops at the target, or after so many seconds."""
     config = plain(grpo={"num_steps": 6}, task={"eval_size": 64})
-    ends, tokens, rewards, evaluations = run_trl(config, 1, None, 2, None, None)
+    ends, tokens, rewards, evaluations = run_trl(Job("trl", 1, None, config, 2))
     assert [step for step, _ in evaluations] == [0, 2, 4, 6]
     assert ends == sorted(ends)
     assert len(ends) == len(rewards) == len(tokens) == 6
     assert all(16 <= n <= 16 * 5 for n in tokens)
     accuracy, _ = build_sampler(config, build_task(config.task), config.grpo.model_name).evaluate()
     assert evaluations[0] == (0, accuracy)
-    assert len(run_trl(config, 1, None, 2, 0.0, None)[0]) == 2
-    assert [step for step, _ in run_trl(config, 1, None, 2, None, ends[0] / 100)[3]] == [0, 1]
+    assert len(run_trl(Job("trl", 1, None, config, 2, target=0.0))[0]) == 2
+    assert [step for step, _ in run_trl(Job("trl", 1, None, config, 2, seconds=ends[0] / 100))[3]] == [0, 1]
 
 
 def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_one_line(tmp_path):
