@@ -153,9 +153,9 @@ OUTSIDE: dict[str, tuple[Any, ...]] = {  # and what else is refused
     **dict.fromkeys(WHOLE.split(), (1.5, 10**7)),
     **dict.fromkeys(SHARES.split(), (1.1,)),
     **dict.fromkeys(["grpo.adam_beta1", "grpo.adam_beta2", "grpo.clip_eps", "grpo.dual_clip"], (1,)),
-    "grpo.num_steps": (0, 1.5, 10**7, 0xF**9000), "grpo.group_size": (1, 2.5, 10**9), "pipeline.lag": (65, 1.5), "seed": (1.5,),
-    "grpo.correction_band": ([0, 1], [1], 0.5, [0.5, nan]), "grpo.model_name": (None,), "task.digits": (0, 5),
-    "model.tiny.hidden": (12, 0, 10**6), "model.tiny.layers": (10**6,), "resources.num_generators": (0, 10**5),
+    "grpo.num_steps": (0, 1.5, 10**7, 0xF**9000), "grpo.group_size": (1, 2.5, 10**9), "pipeline.lag": (65, 1.5),
+    "grpo.correction_band": ([0, 1], [1], 0.5, [0.5, nan]), "grpo.model_name": (None,), "seed": (1.5,),
+    "model.tiny.hidden": (12, 0, 10**6), "task.digits": (0, 5), "resources.num_generators": (0, 10**5),
     "task.name": ("chess", None), "task.rewards": ("math", None, [1], [None], {"math": 1}), "output.dir": ("", "a\0b"),
     "task.reward_weights": ([nan], [inf], ["a"], 1.0, [1e308]),
 }  # fmt: skip

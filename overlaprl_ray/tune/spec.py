@@ -94,13 +94,9 @@ def load_sweep(
 
 
 def _override(values: dict[str, Any], name: str, value: Any) -> None:
-    settings = [setting for setting, _ in fields()]
-    tune = [f"tune.{setting}" for setting, _ in fields(TuneSettings)]
-    if name in tune:
+    if name.startswith("tune."):
         values["tune"][name.removeprefix("tune.")] = value
         return
-    if name not in settings:
-        raise ConfigError(f"command line: unknown setting '{name}'; {suggest(name, [*settings, *tune])}")
     owner = next((case for case in values["search"].get(CASES, []) if name in case), None)
     if owner:
         raise ConfigError(f"command line: {name} is set by search.cases.{owner.get('name')}; change it in the file")
