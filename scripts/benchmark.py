@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from overlaprl_ray.config import ExperimentConfig, PipelineConfig
 from overlaprl_ray.config.cli import parse_command_line, run_script
+from overlaprl_ray.runs.files import read_rows
 
 MODES = get_args(PipelineConfig.model_fields["mode"].annotation)
 FIGURES = {"step_s": "s/step", "speed_up": "× sync", "efficiency": "efficiency", "overlap_fraction": "overlap",
@@ -54,10 +55,11 @@ def variants(modes: list[str], threads: int, sync_threads: list[int]) -> dict[st
 
 def figures_of(folder: Path, summary: dict[str, Any], target: float | None) -> dict[str, Any]:
     """What one run's folder says."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_rows(folder / "metrics.jsonl")
     walls = {0: 0.0, **{row["step"]: row["wall_s"] for row in rows}}
-    evaluations = [json.loads(line) for line in (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
-    reached = [walls[e["step"]] for e in evaluations if target is not None and e["accuracy"] >= target]
+    reached = [
+        walls[e["step"]] for e in read_rows(folder / "eval.jsonl") if target is not None and e["accuracy"] >= target
+    ]
     memory = [sum(v for name, v in row.items() if name.startswith("memory/")) for row in rows]
     return {
         "step_s": 1 / summary["steps_per_s"],
@@ -130,14 +132,10 @@ def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: ar
         for repeat in range(1, args.repeats + 1):
             for label, (mode, threads) in what.items():
                 place = folder / f"r{repeat}-{label.replace(', ', '-').replace(' ', '-')}"
-                parts = {
-                    "pipeline": config.pipeline.model_copy(update={"mode": mode}),
-                    "resources": config.resources.model_copy(update={"threads": threads}),
-                    "output": config.output.model_copy(update={"dir": str(place)}),
-                    "seed": config.seed + repeat - 1,
-                }
+                run = config.with_setting("pipeline.mode", mode).with_setting("resources.threads", threads)
+                run = run.with_setting("output.dir", str(place)).with_setting("seed", config.seed + repeat - 1)
                 print(f"{label}, repeat {repeat} of {args.repeats}", flush=True)
-                summary = train(config.model_copy(update=parts), Console(quiet=True))
+                summary = train(run, Console(quiet=True))
                 about = {"label": label, "mode": mode, "threads": threads, "repeat": repeat}
                 runs.append(about | figures_of(place, summary, args.target_accuracy))
                 cores = None if where["gpus"] else max(1, (os.cpu_count() or 1) // config.resources.threads)

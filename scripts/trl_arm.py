@@ -3,7 +3,7 @@
 Nothing is logged or saved, and one optimizer update covers a whole batch, as ours does. Held-out accuracy comes from
 our own evaluation, on its own copy of the weights, with the clock standing still.
 
-    ends, tokens, rewards, evaluations = run_trl(Job("trl", 1, None, config, every=10, target=0.6))
+    track = run_trl(Job("trl", 1, None, config, every=10, target=0.6))
 """
 
 import tempfile
@@ -25,8 +25,6 @@ from overlaprl_ray.tasks import Problem, Task, build_task, columns_of, prompts_o
 from overlaprl_ray.tasks.rewards import load_rewards, score, text_of
 from overlaprl_ray.workers.build import build_sampler
 from overlaprl_ray.workers.generator import encode
-
-Track = tuple[list[float], list[int], list[float], list[tuple[int, float]]]
 
 
 def trl_settings(config: ExperimentConfig, bf16: str | None, steps: int) -> dict[str, Any]:
@@ -189,8 +187,8 @@ class Reward:
         return total
 
 
-def run_trl(job: Job) -> Track:
-    """Train with TRL in this process; per step seconds, tokens and mean reward, and (step, accuracy) of evaluations."""
+def run_trl(job: Job) -> dict[str, Any]:
+    """Train with TRL in this process; the track: per step seconds, tokens and mean reward; (step, accuracy) pairs."""
     torch.set_num_threads(job.threads)
     config = job.config
     task, tokenizer = build_task(config.task), load_tokenizer(config.grpo.model_name, config.task.date)
@@ -210,4 +208,4 @@ def run_trl(job: Job) -> Track:
         )
         check_prompts(trainer, tokenizer, problems, config.task.system_prompt)
         trainer.train()
-    return clock.ends, reward.tokens, reward.means, clock.evaluations
+    return {"ends": clock.ends, "tokens": reward.tokens, "rewards": reward.means, "evaluations": clock.evaluations}

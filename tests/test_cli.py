@@ -52,7 +52,15 @@ def test_another_model_on_the_command_line_drops_the_settings_for_the_built_in_o
     assert (config.grpo.lr, config.grpo.num_steps, config.grpo.micro_batch_size) == (1e-5, 50, 8)
 
 
-@pytest.mark.parametrize("argv", [[], ["--grpo.model_name", "a/b"], ["--task.prompt_template", "x: {a}"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--grpo.model_name", "a/b", "--grpo.dual_clip", "3", "--task.prompt_template", "x: {a}"],
+        ["--task.name", "records", "--task.rewards", "[math, a:b]", "--task.reward_weights", "[1, 0.5]"],
+        ["--model.tiny.layers", "1", "--model.reference", "tiny", "--staleness.apply_to", "lr"],
+    ],
+)
 def test_a_written_configuration_loads_to_the_same(tmp_path: Path, argv: list[str]) -> None:
     config = parse(*argv)
     path = written(tmp_path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

@@ -18,8 +18,7 @@ from overlaprl_ray.errors import ConfigError
 NAMES = [name for name, _ in fields()]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is accepted
+# ---- What is accepted ----
 
 
 def test_the_default_is_the_built_in_one() -> None:
@@ -40,17 +39,8 @@ def test_settings_for_the_built_in_model_go_with_it_alone() -> None:
 
 
 def test_snippets_of_the_readme_run() -> None:
-    grpo = GRPOConfig(
-        model_name="Qwen/Qwen2.5-0.5B",
-        lr=1e-5,
-        num_steps=50,
-        num_prompts_per_step=4,
-        group_size=8,
-        max_new_tokens=256,
-        clip_eps=0.2,
-        beta=0.04,
-        temperature=0.7,
-    )
+    given = {"model_name": "Qwen/Qwen2.5-0.5B", "lr": 1e-5, "num_steps": 50, "num_prompts_per_step": 4, "group_size": 8}
+    grpo = GRPOConfig(**given, max_new_tokens=256, clip_eps=0.2, beta=0.04, temperature=0.7)
     assert (grpo.lr, grpo.batch_rows, grpo.update_rows) == (1e-5, 32, 32)
     scheduler = StalenessScheduler(StalenessConfig(kl_fresh=0.05, kl_stale=0.15, min_weight=0.1))
     kl = scheduler.measure_staleness([-1.0, -2.0], [-1.0, -2.0])
@@ -73,10 +63,7 @@ def test_snippets_of_the_readme_run() -> None:
         ("model.tiny.layers: 1\nmodel: {tiny.layers: 2}", "model.tiny.layers is given twice"),
         ("grpo.lrr: 1", "grpo.lrr: unknown setting (value 1); did you mean 'grpo.lr'?"),
         ("a: &a {lag: 2}\npipeline: {<<: *a}", "a: unknown setting"),
-        (
-            "task: {gym: {size: 0x10, seed: -011}}",
-            {"task.gym": {"size": 16, "seed": -11}},
-        ),
+        ("task: {gym: {size: 0x10, seed: -011}}", {"task.gym": {"size": 16, "seed": -11}}),
     ],
 )
 def test_yaml_as_people_mean_it(tmp_path: Path, text: str, expected: dict[str, Any] | str) -> None:
@@ -87,20 +74,6 @@ def test_yaml_as_people_mean_it(tmp_path: Path, text: str, expected: dict[str, A
         return
     config = load_config(tmp_path / "c.yaml")
     assert {name: attrgetter(name)(config) for name in expected} == expected
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {},
-        {"grpo": {"model_name": "x/y", "lr": 3e-6, "num_minibatches": 2, "dual_clip": 3}, "seed": 5},
-        {"task": {"name": "records", "path": "p.jsonl", "rewards": ["math", "a:b"], "reward_weights": [1, 0.5]}},
-        {"model": {"tiny": {"layers": 1}, "reference": "tiny"}, "staleness": {"rule": "kl", "apply_to": "lr"}},
-    ],
-)
-def test_a_dump_gives_the_same_configuration(values: dict[str, Any]) -> None:
-    config = build_config(values)
-    assert build_config(config.model_dump(mode="json")) == config
 
 
 def test_every_setting_is_described() -> None:
@@ -132,8 +105,7 @@ def test_modes_decide_lag_and_rule() -> None:
         assert (config.lag, config.rule) == (lag, rule)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# What is refused
+# ---- What is refused ----
 
 nan, inf = math.nan, math.inf
 
@@ -231,19 +203,15 @@ def test_settings_that_do_not_go_together(values: dict[str, Any], said: list[str
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"group_size": 8}, "did you mean 'grpo.group_size'?"),
         ({"lr": 1}, "did you mean 'grpo.lr'?"),
-        ({"grpo": {"learning_rat": 1}}, "grpo.learning_rat: unknown setting (value 1)"),
         ({"grpo": {"group_sise": 8}}, "did you mean 'grpo.group_size'?"),
         ({"gropo": {"lr": 1}}, "did you mean 'grpo'?"),
-        ({"pipelin": {"lag": 1}}, "did you mean 'pipeline'?"),
         ({"model": {"tiny": {"layer": 1}}}, "did you mean 'model.tiny.layers'?"),
         ({"pipeline": {"kl_fresh": 1}}, "did you mean 'staleness.kl_fresh'?"),
         ({"xyzzy": 1}, "xyzzy: unknown setting (value 1); --help lists all settings"),
         ({"grpo": {"a": 1, "b": 2}}, "(and 1 more)"),
         ({1: 2}, "1"),
         ({"grpo": None}, "grpo = None"),
-        ({"grpo": 5}, "grpo = 5"),
         ({"model": {"tiny": []}}, "model.tiny = []"),
     ],
 )

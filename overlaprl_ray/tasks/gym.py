@@ -5,8 +5,6 @@ belong to the task, not to the run, so that accuracies of runs can be compared. 
 the first `eval_size` questions are held out; none of the rest has the words of one of them in another order, as
 `12 + 34` and `34 + 12`. Its own scorer judges: see gym_scores.py.
 
-Example::
-
     build_task(TaskConfig(name="gym:chain_sum", gym={"max_terms": 2, "max_digits": 2})).train[0].answer  # "59"
 """
 
