@@ -31,13 +31,11 @@ NEVER = "<never>"  # an end of text that no model can produce
 def options(parser: argparse.ArgumentParser) -> None:
     """What a comparison takes beside the settings of a run."""
     group = parser.add_argument_group("comparison")
-    group.add_argument(
-        "work", choices=["speed", "learning"], help="fixed lengths and no evaluation, or accuracy over s"
-    )
+    group.add_argument("work", choices=["speed", "learning"], help="fixed lengths, no evaluation; or accuracy over s")
     group.add_argument("--arms", nargs="+", choices=["sync", "async", "staleness", "overlap", "trl"],
                        default=["overlap", "sync", "trl"], help="default: overlap sync trl")  # fmt: skip
     group.add_argument(
-        "--repeats", type=count, default=1, metavar="N", help="runs of each arm, a seed each (default: 1)"
+        "--repeats", type=count, default=1, metavar="N", help="runs of each arm, a seed each (default 1)"
     )
     group.add_argument("--trl-threads", nargs="+", type=count, default=[1, 2], metavar="N", help="TRL's (default: 1 2)")
     group.add_argument("--warm-up", type=count, default=5, metavar="N", help="speed: steps left out (default: 5)")

@@ -95,9 +95,7 @@ def _refuse(config: ExperimentConfig, micro: int) -> None:
     if grpo.clip_eps is None:
         raise ConfigError("grpo.clip_eps = null: TRL's arm always clips; give a range")
     if grpo.beta and grpo.use_bias_correction_kl and grpo.importance_level == "sequence":
-        raise ConfigError(
-            "grpo.importance_level = sequence: TRL corrects the penalty by the sequence's ratio; set beta 0"
-        )
+        raise ConfigError("grpo.importance_level = sequence: TRL corrects the penalty by the row's ratio; set beta 0")
     for name, (value, wanted) in only.items():
         if value != wanted:
             raise ConfigError(f"{name} = {value}: TRL's arm can only do {'null' if wanted is None else wanted}")

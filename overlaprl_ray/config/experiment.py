@@ -183,9 +183,7 @@ class ExperimentConfig(Group):
             ("pipeline.late_share", self.pipeline.late_share, self.late_lag > 0, 0),
         ):
             if wrong:
-                raise ValueError(
-                    f"{name}={value} cannot be combined with pipeline.generation=stream; set it to {right}"
-                )
+                raise ValueError(f"{name}={value} cannot be combined with pipeline.generation=stream; use {right}")
         every, refresh = self.output.checkpoint_every, self.pipeline.refresh_every
         if every and (not refresh or every % refresh):
             raise ValueError(

@@ -130,9 +130,7 @@ class GRPOConfig(Group):
                 f"{self.num_prompts_per_step}, so that each update takes whole groups"
             )
         if self.clip_eps is None and self.clip_eps_high is not None:
-            raise ValueError(
-                f"clip_eps=null switches the clip off, but clip_eps_high={self.clip_eps_high}; set it to null, too"
-            )
+            raise ValueError(f"clip_eps=null means no clip, but clip_eps_high={self.clip_eps_high}: set it null, too")
         if self.loss_type == "cispo" and self.dual_clip is not None:
             raise ValueError(f"dual_clip={self.dual_clip} cannot be combined with loss_type=cispo; set it to null")
         if self.correction_band is not None and self.correction_band[0] >= self.correction_band[1]:

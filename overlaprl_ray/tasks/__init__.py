@@ -29,9 +29,7 @@ def build_task(config: TaskConfig) -> Task:
     task = gym.build(config) if config.name.startswith(gym.PREFIX) else BUILDERS[config.name](config)
     task = replace(task, rewards=tuple(config.rewards)) if config.rewards else task
     if not config.name.startswith(gym.PREFIX) and {"gym", "gym_number"} & set(task.rewards):
-        raise ConfigError(
-            f"task.rewards: {', '.join(task.rewards)} cannot judge {config.name}; gym's are for gym: tasks"
-        )
+        raise ConfigError(f"task.rewards: {', '.join(task.rewards)} cannot judge {config.name}, only gym: tasks")
     return task
 
 

@@ -37,9 +37,7 @@ def build(config: TaskConfig) -> Task:
         items = {item["question"]: item for item in (dataset[i] for i in range(settings["size"]))}
     except Exception as error:  # the dataset's own checks are asserts, and a bad type fails anywhere in it
         reason = str(error) or type(error).__name__
-        raise ConfigError(
-            f"task.gym: {config.gym} does not fit {name} ({reason}); see its parameters' limits"
-        ) from error
+        raise ConfigError(f"task.gym: {config.gym} does not fit {name} ({reason}); see its limits") from error
     problems = [_problem(config, Item(name, json.dumps(settings, sort_keys=True), item)) for item in items.values()]
     numbers = all(NUMBER.fullmatch(problem.answer) for problem in problems)
     rewards = ("gym_number" if numbers else "gym",)

@@ -4,7 +4,7 @@ sweep = load_sweep("tune_configs/thresholds.yaml", overrides={"grpo.num_steps": 
 """
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -72,9 +72,7 @@ class Sweep(Group):
         return self.optuna or self.tune.scheduler == "asha"
 
 
-def load_sweep(
-    path: str | Path, overrides: Mapping[str, Any] | None = None, seeds: Sequence[int] | None = None
-) -> Sweep:
+def load_sweep(path: str | Path, overrides: dict[str, Any] | None = None, seeds: Sequence[int] | None = None) -> Sweep:
     """A sweep from its file. `overrides`: settings of `base` by dotted name, or `tune.*`; a setting that `search`
     varies is fixed by it, and a value such as {grid: [1, 2]} varies it. Raises `ConfigError`, one line.
     """
