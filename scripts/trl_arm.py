@@ -26,6 +26,10 @@ from overlaprl_ray.tasks.rewards import load_rewards, score, text_of
 from overlaprl_ray.workers.build import build_sampler
 from overlaprl_ray.workers.generator import encode
 
+# settings that TRL has under the same name
+SAME = ("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "temperature", "beta", "use_bias_correction_kl",
+        "loss_type")  # fmt: skip
+
 
 def trl_settings(config: ExperimentConfig, bf16: str | None, steps: int) -> dict[str, Any]:
     """Keyword arguments of TRL's `GRPOConfig` for the same algorithm. `ConfigError` for what TRL does otherwise.
@@ -37,29 +41,21 @@ def trl_settings(config: ExperimentConfig, bf16: str | None, steps: int) -> dict
     micro = grpo.micro_batch_size or grpo.batch_rows
     _refuse(config, micro)
     return {
+        **{name: getattr(grpo, name) for name in SAME},
         "learning_rate": grpo.lr,
         "lr_scheduler_type": "constant",  # the rate of each step is set by `Clock`
-        "adam_beta1": grpo.adam_beta1,
-        "adam_beta2": grpo.adam_beta2,
         "adam_epsilon": grpo.adam_eps,
-        "weight_decay": grpo.weight_decay,
-        "max_grad_norm": grpo.max_grad_norm,
         "optim": "adamw_torch_fused",
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": grpo.batch_rows // micro,
         "num_generations": grpo.group_size,
         "max_completion_length": grpo.max_new_tokens,
-        "temperature": grpo.temperature,
         "top_p": 1.0,
         "top_k": 0,
-        "beta": grpo.beta,
-        "use_bias_correction_kl": grpo.use_bias_correction_kl,
         "epsilon": grpo.clip_eps,
-        "epsilon_high": grpo.trust_region[1]
-        if grpo.loss_type == "cispo"
-        else grpo.clip_eps_high,  # there the cap itself
+        # of cispo it is the cap itself
+        "epsilon_high": grpo.trust_region[1] if grpo.loss_type == "cispo" else grpo.clip_eps_high,
         "delta": grpo.dual_clip,
-        "loss_type": grpo.loss_type,
         "importance_sampling_level": grpo.importance_level,
         "scale_rewards": "group" if grpo.scale_rewards else "none",
         "num_iterations": 1,
