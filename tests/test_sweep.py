@@ -1,7 +1,6 @@
 """Sweep files: what they expand to, what is dropped, how a mistake is reported. No Ray is started."""
 
 import itertools
-import json
 import math
 import re
 from pathlib import Path
@@ -10,7 +9,6 @@ import pytest
 import yaml
 
 from overlaprl_ray import ConfigError
-from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.config.grpo import TINY_DEFAULTS
 from overlaprl_ray.config.identity import config_hash
 from overlaprl_ray.tune.cli import parse_sweep_command
@@ -236,12 +234,3 @@ def test_the_study_of_rules_holds_the_settings_it_promises():
         if updates == 1:
             scaled |= {(1, lr, far, "ess", "lr", "none"), (1, lr, far, "random", "update", "none")}
         assert plain | rules | corrections | scaled == {row for row in seen if row[0] == updates}
-
-
-def test_a_trial_can_be_run_by_the_script_with_its_own_file(tmp_path):
-    """config.yaml of a trial is what `scripts/train.py --config` takes, and means the same run."""
-    trial = plan(tmp_path, search={"seed": {"grid": [4]}}).trials[0]
-    values = json.loads(trial.config.model_dump_json())
-    values["output"]["dir"] = None
-    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values), encoding="utf-8")
-    assert config_hash(load_config(tmp_path / "config.yaml")) == trial.name

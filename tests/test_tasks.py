@@ -359,13 +359,6 @@ def test_a_path_that_is_not_there(path: str) -> None:
         build_task(TaskConfig(name="records", path=path))
 
 
-def test_a_bad_eval_file_is_blamed_on_eval_path(tmp_path: Path) -> None:
-    (tmp_path / "eval.jsonl").write_text("{}\n{")
-    data = jsonl(tmp_path / "data.jsonl", GOOD)
-    with pytest.raises(ConfigError, match=r"task\.eval_path: .*eval\.jsonl cannot be read \(line 2 is not JSON"):
-        build_task(TaskConfig(name="records", path=data, eval_path=str(tmp_path / "eval.jsonl")))
-
-
 def test_other_bad_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.path: nothing given; task records needs"):
         build_task(TaskConfig(name="records"))
