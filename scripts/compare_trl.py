@@ -84,7 +84,7 @@ def never_ending(folder: Path, into: Path) -> Path:
     tokenizer.add_special_tokens({"eos_token": NEVER})
     assert tokenizer.eos_token_id >= size
     tokenizer.save_pretrained(into)
-    config.eos_token_id = None
+    config.eos_token_id = -1  # a token that there is not, or the run is refused: its completions cannot end
     config.save_pretrained(into)
     GenerationConfig(pad_token_id=tokenizer.pad_token_id).save_pretrained(into)
     return into

@@ -78,6 +78,7 @@ def test_figures_of_a_run(tmp_path):
     assert figures_of(tmp_path, summary, target=0.5)["seconds_to_target"] is None
 
 
+@pytest.mark.ci
 def test_script(tmp_path, local_ray, capsys):
     """All of it once, as a user calls it."""
     out = tmp_path / "out"

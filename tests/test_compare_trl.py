@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from arm import Job, _peak_memory, changed, measure  # noqa: E402
 from compare_trl import figures_of, jobs_of, main, never_ending, summarize  # noqa: E402
 from datasets import Dataset  # noqa: E402
-from transformers import TrainerCallback  # noqa: E402
+from transformers import AutoConfig, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl_arm import Clock, Reward, check_prompts, run_trl, trl_prompt, trl_settings  # noqa: E402
 from variety import variety  # noqa: E402
@@ -24,7 +24,7 @@ from variety import variety  # noqa: E402
 from overlaprl_ray.algorithm.schedule import learning_rate  # noqa: E402
 from overlaprl_ray.config.cli import load_config  # noqa: E402
 from overlaprl_ray.errors import ConfigError, RunError  # noqa: E402
-from overlaprl_ray.models.loading import load_model, load_tokenizer  # noqa: E402
+from overlaprl_ray.models.loading import check_tokenizer, load_model, load_tokenizer  # noqa: E402
 from overlaprl_ray.models.tiny import tiny_folder, tiny_tokenizer  # noqa: E402
 from overlaprl_ray.tasks import build_task, prompts_of_batch  # noqa: E402
 from overlaprl_ray.workers.build import build_learner, build_sampler  # noqa: E402
@@ -143,6 +143,7 @@ def test_a_copy_without_an_end_never_ends(tmp_path):
     task = build_task(config.task)
     folder = never_ending(Path(config.grpo.model_name), tmp_path / "model")
     endless = changed(config, grpo={"model_name": str(folder)})
+    check_tokenizer(load_tokenizer(str(folder)), AutoConfig.from_pretrained(folder), str(folder))
     assert not build_sampler(config, task, config.grpo.model_name).rollout(1, 0).completion_mask.all()
     rollout = build_sampler(endless, task, str(folder)).rollout(1, 0)
     assert rollout.completion_mask.all()
@@ -170,6 +171,7 @@ def test_trl_runs_and_its_evaluations_are_ours():
     assert [step for step, _ in run_trl(Job("trl", 1, None, config, 2, seconds=ends[0] / 100))["evaluations"]] == [0, 1]
 
 
+@pytest.mark.ci
 def test_an_arm_runs_in_a_process_of_its_own_and_its_failure_is_one_line(tmp_path):
     config = plain(task={"rewards": ["exact_match"]})
     track = measure(Job("trl", 1, None, config), tmp_path / "run")

@@ -145,7 +145,7 @@ def test_a_chat_template_sees_the_runs_day(config, template, expected):
 
 
 @pytest.mark.parametrize("model", [{}, {"lora_r": 2}])
-def test_a_saved_model_stops_where_the_run_did(config, tmp_path, model):
+def test_a_saved_model_stops_where_the_run_did(local_ray, config, tmp_path, model):
     """Its tokenizer's EOS is not the one of its generation settings, which also set what greedy decoding ignores."""
     folder = Path(config.grpo.model_name)
     (folder / "chat_template.jinja").unlink()

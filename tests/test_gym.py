@@ -223,6 +223,7 @@ def test_a_dataset_that_follows_string_hashes_wants_them_fixed(hash_seed, monkey
         build_task(TaskConfig(name="gym:word_ladder"))
 
 
+@pytest.mark.ci
 def test_a_run_on_one_through_ray(local_ray, tmp_path):
     config = small(
         grpo={"num_steps": 2},

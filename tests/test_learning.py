@@ -11,7 +11,9 @@ from conftest import read_jsonl
 ROOT = Path(__file__).parent.parent
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow), pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seed", [pytest.param(0, marks=pytest.mark.ci), *(pytest.param(n, marks=pytest.mark.slow) for n in (1, 2))]
+)
 def test_the_default_run_learns(tmp_path, seed):
     """The script itself, with a Ray of its own: exit code 0, accuracy and reward up by 0.10, a log without codes."""
     folder = tmp_path / "run"

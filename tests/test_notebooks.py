@@ -63,7 +63,9 @@ def test_studies_run_on_the_committed_results(name):
     assert len(tables) >= 2
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "every", [pytest.param(False, marks=pytest.mark.ci), pytest.param(True, marks=pytest.mark.slow)]
+)
 def test_studies_run_on_folders_of_all_kinds(tmp_path, every):
     """One kernel runs the notebooks on every kind of folder, by turns or (slow) every one on each.
 
@@ -93,6 +95,7 @@ def test_studies_run_on_folders_of_all_kinds(tmp_path, every):
             assert "±" not in shown.replace("± is the", "")
 
 
+@pytest.mark.ci
 def test_studies_run_on_any_sweep(tmp_path):
     """A sweep in its own folder, and the same as saved tables."""
     write_sweep(tmp_path / "sweep", random.Random(0), modes(1, 8), seeds=3)

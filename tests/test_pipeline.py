@@ -40,7 +40,7 @@ def weights_steps(folder) -> dict[int, int]:
     return {args["batch"]: args["weights_step"] for args in made}
 
 
-@pytest.mark.parametrize("lag", [1, pytest.param(2, marks=pytest.mark.slow), 5])
+@pytest.mark.parametrize("lag", [pytest.param(1, marks=pytest.mark.ci), pytest.param(2, marks=pytest.mark.slow), 5])
 def test_each_batch_is_made_with_the_planned_weights_and_work_overlaps(local_ray, tmp_path, lag):
     shape = {"num_steps": 30, "lr": 3e-3, "num_prompts_per_step": 16, "group_size": 8}
     rows, summary = run(
@@ -62,6 +62,7 @@ def test_each_batch_is_made_with_the_planned_weights_and_work_overlaps(local_ray
     assert summary["overlap_fraction"] >= 0.8
 
 
+@pytest.mark.ci
 def test_latest_uses_fresher_weights_within_the_same_bound(local_ray, tmp_path):
     lag = 3
     task = {"rewards": ["test_pipeline:slow"]}  # the learner is the faster one, so newer weights are to be had
@@ -216,6 +217,7 @@ def test_what_fails_ends_the_run_by_name_and_keeps_what_was_done(local_ray, tmp_
     assert summary["accuracy_final"] is None
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("schedule", ["exact", "latest"])
 def test_a_call_that_never_ends_is_waited_for_so_long_and_named(local_ray, tmp_path, schedule):
     pipeline = {"mode": "async", "lag": 2, "schedule": schedule, "timeout_s": 15.0}

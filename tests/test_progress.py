@@ -95,6 +95,7 @@ def log_of(tmp_path: Path, *options: str) -> list[str]:
     return text.splitlines()
 
 
+@pytest.mark.ci
 def test_the_scripts_output_in_a_file_is_clean_and_short(cache, tmp_path):
     lines, folder = log_of(tmp_path), str(tmp_path / "demo")
     assert lines[0] == f"run: {folder}"

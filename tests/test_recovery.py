@@ -33,8 +33,8 @@ from overlaprl_ray.runtime.train import train
 @pytest.mark.parametrize(
     ("mode", "row", "victims", "generators"),
     [
-        ("overlap", 5, ["generator"], 1),
-        ("overlap", 5, ["reference"], 1),
+        pytest.param("overlap", 5, ["generator"], 1, marks=pytest.mark.ci),
+        pytest.param("overlap", 5, ["reference"], 1, marks=pytest.mark.ci),
         ("overlap", 5, ["learner"], 1),
         pytest.param("sync", 2, ["generator"], 1, marks=pytest.mark.slow),  # the step whose checkpoint is begun fails
         pytest.param("overlap", 5, ["generator", "reference", "learner"], 2, marks=pytest.mark.slow),
@@ -48,6 +48,7 @@ def test_a_killed_actor_is_restarted_and_changes_nothing(local_ray, tmp_path, mo
     assert_same(outcome(tmp_path / "run"), oracle(config))
 
 
+@pytest.mark.ci
 def test_under_mps_one_death_restarts_every_actor_and_counts_once(local_ray, tmp_path, monkeypatch):
     monkeypatch.setattr("overlaprl_ray.runtime.train.under_mps", lambda: True)
     config, processes = config_of(tmp_path / "run", pipeline={"max_restarts": 1}), []
@@ -83,6 +84,7 @@ def test_more_deaths_than_allowed_end_the_run_with_the_command_that_resumes_it(l
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["status"] == "failed"
 
 
+@pytest.mark.ci
 def test_a_killed_driver_is_resumed_exactly_and_leaves_no_process(tmp_path):
     folder, log = tmp_path / "run", tmp_path / "log"
     config = config_of(folder)

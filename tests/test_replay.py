@@ -54,6 +54,10 @@ def slow(*values):
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
+def ci(*values):
+    return pytest.param(*values, marks=pytest.mark.ci)
+
+
 @pytest.mark.parametrize(
     ("mode", "lag"),
     [
@@ -92,8 +96,13 @@ SEQUENCES = {"micro_batch_size": 5, "loss_type": "dapo", "importance_level": "se
             "staleness": {"rule": "opsm"},
             "resources": {"num_generators": 2},
         },
-        {"grpo": FALLING, "staleness": {**GRADED, "apply_to": "lr"}},
-        {"grpo": {"num_steps": 5, "beta": 0.0}, "staleness": {**GRADED, "granularity": "sequence", "apply_to": "loss"}},
+        ci({"grpo": FALLING, "staleness": {**GRADED, "apply_to": "lr"}}),
+        ci(
+            {
+                "grpo": {"num_steps": 5, "beta": 0.0},
+                "staleness": {**GRADED, "granularity": "sequence", "apply_to": "loss"},
+            }
+        ),
         slow({"grpo": FALLING, "staleness": {**GRADED, "granularity": "group", "apply_to": "update"}}),
         # late batches, out of order among others
         {"pipeline": {"late_share": 0.4, "late_lag": 3}, "output": {"checkpoint_every": 0}, "staleness": GRADED},
@@ -101,10 +110,12 @@ SEQUENCES = {"micro_batch_size": 5, "loss_type": "dapo", "importance_level": "se
         slow({"grpo": {"num_minibatches": 2}, "staleness": {"rule": "random", "discard_probability": 0.5}}),
         slow({"grpo": SEQUENCES, "staleness": {"rule": "m2po", "m2po_tau": 1e-3}}),
         slow({"grpo": {"micro_batch_size": 3}, "model": {"dtype": "bfloat16", "gradient_checkpointing": True}}),
-        {
-            "grpo": {"num_steps": 5, "oversample": 1.5, "correction": "icepop", "num_iterations": 2},
-            "resources": {"num_generators": 2},
-        },
+        ci(
+            {
+                "grpo": {"num_steps": 5, "oversample": 1.5, "correction": "icepop", "num_iterations": 2},
+                "resources": {"num_generators": 2},
+            }
+        ),
         slow({"grpo": {"loss_type": "cispo", "correction": "sequence_mask", "num_iterations": 2}}),
     ],
 )

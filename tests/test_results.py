@@ -196,6 +196,24 @@ def test_page_and_terminal_say_the_same(tmp_path):
     assert max(len(line) for line in text.splitlines()) <= 80
 
 
+def test_cases_keep_their_name(tmp_path):
+    """What makes a case is not listed; what differs within one is."""
+    loss = {"staleness__rule": "none", "grpo__correction": "truncated", "pipeline__mode": "async"}
+    write_sweep(
+        tmp_path, random.Random(0), [{"pipeline__mode": "sync"}, *({**loss, "grpo__lr": r} for r in (1e-4, 2e-4))], 2
+    )
+    plan = [
+        {"trial": f"t{number:03}{seed}", "case": "plain" if number == 0 else "capped"}
+        for number in range(3)
+        for seed in range(2)
+    ]
+    (tmp_path / "plan.json").write_text(json.dumps(plan))
+    results = load(tmp_path)
+    assert set(results.settings) == {"plain, lr 0.0004", "capped, lr 0.0001", "capped, lr 0.0002"}
+    assert list(summary_table(results).columns[:2]) == ["case", "lr"]
+    assert "| capped | 0.0002 |" in markdown(results, "Cases")
+
+
 def test_notes_tell_of_repeats_machines_and_clocks(tmp_path):
     write_sweep(tmp_path, random.Random(0), modes(1), seeds=1)
     write_run(tmp_path / "trials" / "again", random.Random(1), pipeline__mode="sync")

@@ -3,7 +3,7 @@
 import pytest
 from conftest import read_jsonl, small
 from drill import assert_same, oracle, outcome, run_killing
-from test_replay import slow
+from test_replay import ci, slow
 
 from overlaprl_ray.algorithm.stream import ticks_of
 from overlaprl_ray.errors import RunError
@@ -26,7 +26,7 @@ def stream(folder, lag, **groups):
     [
         slow(0, 3, "overlap"),
         slow(1, 0, "overlap"),
-        (1, 3, "overlap"),
+        ci(1, 3, "overlap"),
         slow(1, 20, "staleness"),
         slow(3, 0, "async"),
         slow(3, 3, "overlap"),
@@ -61,7 +61,7 @@ def test_a_free_running_stream_is_recorded_and_repeated(local_ray, tmp_path):
 @pytest.mark.parametrize(
     ("schedule", "victims", "every"),
     [
-        ("exact", {5: ["generator"]}, 3),
+        ci("exact", {5: ["generator"]}, 3),
         ("exact", {2: ["learner"], 8: ["reference"]}, 3),
         slow("latest", {5: ["learner"]}, 3),
         slow("exact", {5: ["generator", "learner"], 9: ["learner"]}, 2),
@@ -81,6 +81,7 @@ def test_a_stream_with_killed_actors_ends_as_if_undisturbed(local_ray, tmp_path,
     assert not list((tmp_path / "run" / "checkpoints").glob("*.part"))
 
 
+@pytest.mark.ci
 def test_an_interrupted_stream_is_resumed_from_its_checkpoint(local_ray, tmp_path):
     pipeline = {"delay": 3, "refresh_every": 3, "max_restarts": 0}
     config = stream(tmp_path / "run", 2, grpo={"num_steps": 16}, pipeline=pipeline, output={"checkpoint_every": 3})
@@ -91,6 +92,7 @@ def test_an_interrupted_stream_is_resumed_from_its_checkpoint(local_ray, tmp_pat
     assert_same(outcome(tmp_path / "run"), oracle(config))
 
 
+@pytest.mark.ci
 def test_without_a_checkpoint_a_death_ends_a_stream(local_ray, tmp_path):
     with pytest.raises(RunError, match="no checkpoint to go back to"):
         run_killing(stream(tmp_path / "run", 1), {3: ["generator"]})
