@@ -17,6 +17,7 @@ from typing import Any
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.cli import run_script
 from overlaprl_ray.errors import RunError
+from overlaprl_ray.runs.files import read_rows
 
 PERIOD_S, LIMIT_S = 0.25, 12 * 3600.0
 SAME = ("reward", "loss", "tokens")  # of the timed and the evaluated run
@@ -46,7 +47,7 @@ def changed(config: ExperimentConfig, **groups: dict[str, Any]) -> ExperimentCon
     return config.model_copy(update=parts)
 
 
-def run_own(job: Job, folder: Path) -> tuple[Any, ...]:
+def run_own(job: Job, folder: Path) -> dict[str, Any]:
     """A run as `train` makes it, timed without evaluations; once more with them where they are wanted."""
     from rich.console import Console
 
@@ -58,7 +59,7 @@ def run_own(job: Job, folder: Path) -> tuple[Any, ...]:
         output = {"dir": str(folder / name), "eval_every": every, **quiet}
         run = changed(job.config, pipeline={"mode": job.arm}, resources={"threads": job.threads}, output=output)
         train(run, Console(quiet=True))
-        return _jsonl(folder / name / "metrics.jsonl")
+        return read_rows(folder / name / "metrics.jsonl")
 
     evaluations = []
     with ray_running():
@@ -67,20 +68,16 @@ def run_own(job: Job, folder: Path) -> tuple[Any, ...]:
             for row, other in zip(timed, rows("evaluated", job.every), strict=True):
                 if [row[name] for name in SAME] != [other[name] for name in SAME]:
                     raise RunError(f"step {row['step']}: the evaluated run is not the timed one; use schedule exact")
-            evaluations = [(e["step"], e["accuracy"]) for e in _jsonl(folder / "evaluated" / "eval.jsonl")]
+            evaluations = [(e["step"], e["accuracy"]) for e in read_rows(folder / "evaluated" / "eval.jsonl")]
     trace = json.loads((folder / "timed" / "timeline.json").read_text(encoding="utf-8"))
     spans = list(spans_of(trace).values())
     tokens = [row["tokens"] for row in timed]
-    return (
-        [span["train"][1] - spans[0]["load"][0] for span in spans],
-        [now - before for now, before in zip(tokens, [0, *tokens], strict=False)],
-        [row["reward"] for row in timed],
-        evaluations,
-    )
-
-
-def _jsonl(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return {
+        "ends": [span["train"][1] - spans[0]["load"][0] for span in spans],
+        "tokens": [now - before for now, before in zip(tokens, [0, *tokens], strict=False)],
+        "rewards": [row["reward"] for row in timed],
+        "evaluations": evaluations,
+    }
 
 
 def main(argv: list[str]) -> None:
@@ -91,7 +88,7 @@ def main(argv: list[str]) -> None:
     if job.arm == "trl":
         from trl_arm import run_trl
 
-        track = run_trl(job.config, job.threads, job.bf16, job.every, job.target, job.seconds)
+        track = run_trl(job)
     else:
         track = run_own(job, path.parent)
     (path.parent / "track.json").write_text(json.dumps(track), encoding="utf-8")
@@ -113,8 +110,8 @@ def measure(job: Job, folder: Path) -> dict[str, Any]:
     if child.wait():
         lines = (folder / "log.txt").read_text(encoding="utf-8", errors="replace").strip().splitlines()
         raise RunError(f"{job.label}: {(lines or ['no output'])[-1].removeprefix('error: ')}; see {folder}/log.txt")
-    track = json.loads((folder / "track.json").read_text(encoding="utf-8"))
-    return {"ends": track[0], "tokens": track[1], "rewards": track[2], "evaluations": track[3], "memory_gb": peak}
+    track: dict[str, Any] = json.loads((folder / "track.json").read_text(encoding="utf-8"))
+    return {**track, "memory_gb": peak}
 
 
 def _peak_memory(child: subprocess.Popen[bytes], label: str) -> float:

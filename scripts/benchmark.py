@@ -18,6 +18,7 @@ from typing import Any, get_args
 
 from overlaprl_ray.config import ExperimentConfig, PipelineConfig
 from overlaprl_ray.config.cli import parse_command_line, run_script
+from overlaprl_ray.runs.files import read_rows
 
 MODES = get_args(PipelineConfig.model_fields["mode"].annotation)
 FIGURES = {"step_s": "s/step", "speed_up": "× sync", "efficiency": "efficiency", "overlap_fraction": "overlap",
@@ -54,10 +55,11 @@ def variants(modes: list[str], threads: int, sync_threads: list[int]) -> dict[st
 
 def figures_of(folder: Path, summary: dict[str, Any], target: float | None) -> dict[str, Any]:
     """What one run's folder says."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()]
+    rows = read_rows(folder / "metrics.jsonl")
     walls = {0: 0.0, **{row["step"]: row["wall_s"] for row in rows}}
-    evaluations = [json.loads(line) for line in (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
-    reached = [walls[e["step"]] for e in evaluations if target is not None and e["accuracy"] >= target]
+    reached = [
+        walls[e["step"]] for e in read_rows(folder / "eval.jsonl") if target is not None and e["accuracy"] >= target
+    ]
     memory = [sum(v for name, v in row.items() if name.startswith("memory/")) for row in rows]
     return {
         "step_s": 1 / summary["steps_per_s"],
@@ -72,21 +74,42 @@ def figures_of(folder: Path, summary: dict[str, Any], target: float | None) -> d
     }
 
 
-def compare(runs: list[dict[str, Any]], lag: int, cores: int | None) -> list[dict[str, Any]]:
-    """A row per label: medians (a missing value ranks last), speed-up over plain sync, efficiency."""
-    from overlaprl_ray.runs.summary import bounds
-
+def medians(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """A row per label: its texts, and the median and range of each figure (a missing value ranks last)."""
     table = []
     for label in dict.fromkeys(run["label"] for run in runs):
         own = [run for run in runs if run["label"] == label]
-        row: dict[str, Any] = {"label": label, "mode": own[0]["mode"], "runs": len(own)}
+        row: dict[str, Any] = {name: value for name, value in own[0].items() if isinstance(value, str)}
+        row["runs"] = len(own)
         for name in own[0]:
-            if isinstance(own[0][name], float | None) and name not in row:
+            if isinstance(own[0][name], float | None):
                 values = sorted((run[name] for run in own), key=lambda v: (v is None, v))
                 row |= {name: values[len(values) // 2], f"{name}_range": [values[0], values[-1]]}
-        stages = [run["stages"] for run in own]
-        row["stages"] = {name: median(s[name] for s in stages) for name in stages[0]}
         table.append(row)
+    return table
+
+
+def print_table(title: str, names: list[str], rows: list[list[Any]]) -> None:
+    """A table for a terminal: texts, numbers, and a dash for what is missing."""
+    from rich.console import Console
+    from rich.table import Table
+
+    out = Table(title=title, title_justify="left", box=None)
+    for place, name in enumerate(names):
+        out.add_column(name, justify="right" if place else "left")
+    for row in rows:
+        out.add_row(*("-" if v is None else f"{v:,.3g}" if isinstance(v, float) else str(v) for v in row))
+    Console(soft_wrap=True).print(out)
+
+
+def compare(runs: list[dict[str, Any]], lag: int, cores: int | None) -> list[dict[str, Any]]:
+    """`medians`, with speed-up over plain sync and efficiency."""
+    from overlaprl_ray.runs.summary import bounds
+
+    table = medians(runs)
+    for row in table:
+        own = [run["stages"] for run in runs if run["label"] == row["label"]]
+        row["stages"] = {name: median(stages[name] for stages in own) for name in own[0]}
     sync = next((row for row in table if row["label"] == "sync"), None)
     for row in table:
         stages = row["stages"] if row["mode"] == "sync" else sync["stages"] if sync else None
@@ -99,7 +122,6 @@ def compare(runs: list[dict[str, Any]], lag: int, cores: int | None) -> list[dic
 def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: argparse.Namespace, folder: Path) -> None:
     """Run everything, write benchmark.json anew after every run, and show the table."""
     from rich.console import Console
-    from rich.table import Table
 
     from overlaprl_ray.runs.environment import environment
     from overlaprl_ray.runtime.train import ray_running, train
@@ -110,14 +132,10 @@ def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: ar
         for repeat in range(1, args.repeats + 1):
             for label, (mode, threads) in what.items():
                 place = folder / f"r{repeat}-{label.replace(', ', '-').replace(' ', '-')}"
-                parts = {
-                    "pipeline": config.pipeline.model_copy(update={"mode": mode}),
-                    "resources": config.resources.model_copy(update={"threads": threads}),
-                    "output": config.output.model_copy(update={"dir": str(place)}),
-                    "seed": config.seed + repeat - 1,
-                }
+                run = config.with_setting("pipeline.mode", mode).with_setting("resources.threads", threads)
+                run = run.with_setting("output.dir", str(place)).with_setting("seed", config.seed + repeat - 1)
                 print(f"{label}, repeat {repeat} of {args.repeats}", flush=True)
-                summary = train(config.model_copy(update=parts), Console(quiet=True))
+                summary = train(run, Console(quiet=True))
                 about = {"label": label, "mode": mode, "threads": threads, "repeat": repeat}
                 runs.append(about | figures_of(place, summary, args.target_accuracy))
                 cores = None if where["gpus"] else max(1, (os.cpu_count() or 1) // config.resources.threads)
@@ -128,12 +146,9 @@ def measure(config: ExperimentConfig, what: dict[str, tuple[str, int]], args: ar
                     "runs": runs,
                 }
                 (folder / "benchmark.json").write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    out = Table(title=f"medians of {args.repeats}", title_justify="left", box=None)
-    for name in ("", *(row["label"] for row in found["modes"])):
-        out.add_column(name, justify="right" if name else "left")
-    for name, title in FIGURES.items():
-        out.add_row(title, *("-" if row[name] is None else f"{row[name]:,.3g}" for row in found["modes"]))
-    Console(soft_wrap=True).print(out)
+    table = found["modes"]
+    figures = [[title, *(row[name] for row in table)] for name, title in FIGURES.items()]
+    print_table(f"medians of {args.repeats}", ["", *(row["label"] for row in table)], figures)
     print(f"files: {folder}")
 
 

@@ -19,7 +19,7 @@ from statistics import median
 from typing import Any
 
 from arm import Job, changed, measure
-from benchmark import count
+from benchmark import count, medians, print_table
 
 from overlaprl_ray.config import TINY, ExperimentConfig
 from overlaprl_ray.config.cli import parse_command_line, run_script
@@ -31,13 +31,11 @@ NEVER = "<never>"  # an end of text that no model can produce
 def options(parser: argparse.ArgumentParser) -> None:
     """What a comparison takes beside the settings of a run."""
     group = parser.add_argument_group("comparison")
-    group.add_argument(
-        "work", choices=["speed", "learning"], help="fixed lengths and no evaluation, or accuracy over s"
-    )
+    group.add_argument("work", choices=["speed", "learning"], help="fixed lengths, no evaluation; or accuracy over s")
     group.add_argument("--arms", nargs="+", choices=["sync", "async", "staleness", "overlap", "trl"],
                        default=["overlap", "sync", "trl"], help="default: overlap sync trl")  # fmt: skip
     group.add_argument(
-        "--repeats", type=count, default=1, metavar="N", help="runs of each arm, a seed each (default: 1)"
+        "--repeats", type=count, default=1, metavar="N", help="runs of each arm, a seed each (default 1)"
     )
     group.add_argument("--trl-threads", nargs="+", type=count, default=[1, 2], metavar="N", help="TRL's (default: 1 2)")
     group.add_argument("--warm-up", type=count, default=5, metavar="N", help="speed: steps left out (default: 5)")
@@ -114,35 +112,17 @@ def figures_of(track: dict[str, Any], rows: int, warm_up: int, target: float | N
 
 
 def summarize(runs: list[dict[str, Any]], figure: str, best: Any) -> list[dict[str, Any]]:
-    """A row per arm: medians of all figures (a missing one ranks last) and `ratio` = its `figure` over TRL's best."""
-    table = []
-    for label in dict.fromkeys(run["label"] for run in runs):
-        own = [run for run in runs if run["label"] == label]
-        row: dict[str, Any] = {"label": label, "arm": own[0]["arm"], "runs": len(own)}
-        for name in own[0]["figures"]:
-            if name != "curve":
-                values = sorted((run["figures"][name] for run in own), key=lambda v: (v is None, v))
-                row |= {name: values[len(values) // 2], f"{name}_range": [values[0], values[-1]]}
-        table.append(row)
+    """`medians` of all figures, a row per arm, and `ratio` = its `figure` over TRL's best."""
+    table = medians([run | run["figures"] for run in runs])
     peer = best((row[figure] for row in table if row["arm"] == "trl" and row[figure]), default=None)
     return [{**row, "ratio": row[figure] / peer if peer and row[figure] else None} for row in table]
 
 
 def show(table: list[dict[str, Any]], about: str) -> None:
-    """The table for a terminal."""
-    from rich.console import Console
-    from rich.table import Table
-
+    """The table for a terminal, without figures that no arm has."""
     names = ["label", *(n for n in table[0] if n not in ("label", "arm") and not n.endswith("_range"))]
     names = [name for name in names if any(row[name] is not None for row in table)]
-    out = Table(title=about, title_justify="left", box=None)
-    for name in names:
-        out.add_column(name, justify="left" if name == "label" else "right")
-    for row in table:
-        out.add_row(
-            *(f"{v:.3f}" if isinstance(v, float) else "-" if v is None else str(v) for v in map(row.get, names))
-        )
-    Console(soft_wrap=True).print(out)
+    print_table(about, names, [[row[name] for name in names] for row in table])
 
 
 def main(argv: list[str]) -> None:

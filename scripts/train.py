@@ -25,7 +25,7 @@ def options(parser: argparse.ArgumentParser) -> None:
 def main(argv: list[str]) -> None:
     """Parse, then run or print the plan."""
     config, args = parse_command_line(
-        "train.py", "One GRPO run; every setting below can also stand in a YAML file.", argv, options
+        "train.py", "One GRPO run; settings can also stand in a YAML file.", argv, options
     )
     if args.replay is not None:
         if len(argv) > 2:

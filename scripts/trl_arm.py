@@ -3,15 +3,16 @@
 Nothing is logged or saved, and one optimizer update covers a whole batch, as ours does. Held-out accuracy comes from
 our own evaluation, on its own copy of the weights, with the clock standing still.
 
-    ends, tokens, rewards, evaluations = run_trl(config, threads=1, bf16=None, every=10, target=0.6, seconds=None)
+    track = run_trl(Job("trl", 1, None, config, every=10, target=0.6))
 """
 
 import tempfile
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
+from arm import Job
 from datasets import Dataset
 from transformers import PreTrainedTokenizerBase, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
@@ -25,11 +26,12 @@ from overlaprl_ray.tasks.rewards import load_rewards, score, text_of
 from overlaprl_ray.workers.build import build_sampler
 from overlaprl_ray.workers.generator import encode
 
-Bf16 = Literal["autocast", "weights"] | None
-Track = tuple[list[float], list[int], list[float], list[tuple[int, float]]]
+# settings that TRL has under the same name
+SAME = ("adam_beta1", "adam_beta2", "weight_decay", "max_grad_norm", "temperature", "beta", "use_bias_correction_kl",
+        "loss_type")  # fmt: skip
 
 
-def trl_settings(config: ExperimentConfig, bf16: Bf16, steps: int) -> dict[str, Any]:
+def trl_settings(config: ExperimentConfig, bf16: str | None, steps: int) -> dict[str, Any]:
     """Keyword arguments of TRL's `GRPOConfig` for the same algorithm. `ConfigError` for what TRL does otherwise.
 
     `bf16`: "autocast" keeps float32 weights as our optimizer does; "weights" holds all in bfloat16, which is faster and
@@ -39,29 +41,21 @@ def trl_settings(config: ExperimentConfig, bf16: Bf16, steps: int) -> dict[str, 
     micro = grpo.micro_batch_size or grpo.batch_rows
     _refuse(config, micro)
     return {
+        **{name: getattr(grpo, name) for name in SAME},
         "learning_rate": grpo.lr,
         "lr_scheduler_type": "constant",  # the rate of each step is set by `Clock`
-        "adam_beta1": grpo.adam_beta1,
-        "adam_beta2": grpo.adam_beta2,
         "adam_epsilon": grpo.adam_eps,
-        "weight_decay": grpo.weight_decay,
-        "max_grad_norm": grpo.max_grad_norm,
         "optim": "adamw_torch_fused",
         "per_device_train_batch_size": micro,
         "gradient_accumulation_steps": grpo.batch_rows // micro,
         "num_generations": grpo.group_size,
         "max_completion_length": grpo.max_new_tokens,
-        "temperature": grpo.temperature,
         "top_p": 1.0,
         "top_k": 0,
-        "beta": grpo.beta,
-        "use_bias_correction_kl": grpo.use_bias_correction_kl,
         "epsilon": grpo.clip_eps,
-        "epsilon_high": grpo.trust_region[1]
-        if grpo.loss_type == "cispo"
-        else grpo.clip_eps_high,  # there the cap itself
+        # of cispo it is the cap itself
+        "epsilon_high": grpo.trust_region[1] if grpo.loss_type == "cispo" else grpo.clip_eps_high,
         "delta": grpo.dual_clip,
-        "loss_type": grpo.loss_type,
         "importance_sampling_level": grpo.importance_level,
         "scale_rewards": "group" if grpo.scale_rewards else "none",
         "num_iterations": 1,
@@ -97,9 +91,7 @@ def _refuse(config: ExperimentConfig, micro: int) -> None:
     if grpo.clip_eps is None:
         raise ConfigError("grpo.clip_eps = null: TRL's arm always clips; give a range")
     if grpo.beta and grpo.use_bias_correction_kl and grpo.importance_level == "sequence":
-        raise ConfigError(
-            "grpo.importance_level = sequence: TRL corrects the penalty by the sequence's ratio; set beta 0"
-        )
+        raise ConfigError("grpo.importance_level = sequence: TRL corrects the penalty by the row's ratio; set beta 0")
     for name, (value, wanted) in only.items():
         if value != wanted:
             raise ConfigError(f"{name} = {value}: TRL's arm can only do {'null' if wanted is None else wanted}")
@@ -130,11 +122,9 @@ def check_prompts(
 class Clock(TrainerCallback):
     """Notes when each step ended, and evaluates every so many steps with the clock standing still."""
 
-    def __init__(
-        self, config: ExperimentConfig, task: Task, every: int | None, target: float | None, seconds: float | None
-    ):
-        self.grpo, self.every, self.target, self.seconds = config.grpo, every, target, seconds
-        self.sampler = build_sampler(config, task, config.grpo.model_name) if every else None
+    def __init__(self, job: Job, task: Task):
+        self.job, self.grpo = job, job.config.grpo
+        self.sampler = build_sampler(job.config, task, self.grpo.model_name) if job.every else None
         self.ends: list[float] = []
         self.evaluations: list[tuple[int, float]] = []
         self.zero = 0.0
@@ -154,10 +144,11 @@ class Clock(TrainerCallback):
         """The weights after a step exist; stop at the target, or after as many seconds as the other arm had."""
         now, step = time.perf_counter(), state.global_step
         self.ends.append(now - self.zero)
-        last = step == args.max_steps or (self.seconds is not None and self.ends[-1] >= self.seconds)
-        if self.every and (last or step % self.every == 0):
+        job = self.job
+        last = step == args.max_steps or (job.seconds is not None and self.ends[-1] >= job.seconds)
+        if job.every and (last or step % job.every == 0):
             accuracy = self._evaluate(step, kwargs["model"])
-            last = last or (self.target is not None and accuracy >= self.target)
+            last = last or (job.target is not None and accuracy >= job.target)
             self.zero += time.perf_counter() - now
         control.should_training_stop = last
 
@@ -190,26 +181,25 @@ class Reward:
         return total
 
 
-def run_trl(
-    config: ExperimentConfig, threads: int, bf16: Bf16, every: int | None, target: float | None, seconds: float | None
-) -> Track:
-    """Train with TRL in this process; per step seconds, tokens and mean reward, and (step, accuracy) of evaluations."""
-    torch.set_num_threads(threads)
+def run_trl(job: Job) -> dict[str, Any]:
+    """Train with TRL in this process; the track: per step seconds, tokens and mean reward; (step, accuracy) pairs."""
+    torch.set_num_threads(job.threads)
+    config = job.config
     task, tokenizer = build_task(config.task), load_tokenizer(config.grpo.model_name, config.task.date)
-    steps = config.grpo.num_steps if seconds is None else 20 * config.grpo.num_steps
+    steps = config.grpo.num_steps if job.seconds is None else 20 * config.grpo.num_steps
     count = config.grpo.num_prompts_per_step
     problems = [p for batch in range(1, steps + 1) for p in prompts_of_batch(task.train, config.seed, batch, count)]
     prompts = [trl_prompt(tokenizer, problem, config.task.system_prompt) for problem in problems]
-    clock, reward = Clock(config, task, every, target, seconds), Reward(config, task, problems)
+    clock, reward = Clock(job, task), Reward(config, task, problems)
     with tempfile.TemporaryDirectory() as scratch:
         trainer = GRPOTrainer(
             model=config.grpo.model_name,
             reward_funcs=reward,
-            args=GRPOConfig(output_dir=scratch, **trl_settings(config, bf16, steps)),
+            args=GRPOConfig(output_dir=scratch, **trl_settings(config, job.bf16, steps)),
             train_dataset=Dataset.from_dict({"prompt": prompts, "place": list(range(len(prompts)))}),
             processing_class=tokenizer,
             callbacks=[clock],
         )
         check_prompts(trainer, tokenizer, problems, config.task.system_prompt)
         trainer.train()
-    return clock.ends, reward.tokens, reward.means, clock.evaluations
+    return {"ends": clock.ends, "tokens": reward.tokens, "rewards": reward.means, "evaluations": clock.evaluations}

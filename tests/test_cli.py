@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 from itertools import pairwise
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,15 @@ def test_another_model_on_the_command_line_drops_the_settings_for_the_built_in_o
     assert (config.grpo.lr, config.grpo.num_steps, config.grpo.micro_batch_size) == (1e-5, 50, 8)
 
 
-@pytest.mark.parametrize("argv", [[], ["--grpo.model_name", "a/b"], ["--task.prompt_template", "x: {a}"]])
+@pytest.mark.parametrize(
+    "argv",
+    [
+        [],
+        ["--grpo.model_name", "a/b", "--grpo.dual_clip", "3", "--task.prompt_template", "x: {a}"],
+        ["--task.name", "records", "--task.rewards", "[math, a:b]", "--task.reward_weights", "[1, 0.5]"],
+        ["--model.tiny.layers", "1", "--model.reference", "tiny", "--staleness.apply_to", "lr"],
+    ],
+)
 def test_a_written_configuration_loads_to_the_same(tmp_path: Path, argv: list[str]) -> None:
     config = parse(*argv)
     path = written(tmp_path, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
@@ -62,14 +71,11 @@ def test_a_written_configuration_loads_to_the_same(tmp_path: Path, argv: list[st
     ("name", "text", "value"),
     [
         ("task.prompt_template", "{question}", "{question}"),
-        ("task.prompt_template", "{a}+{b}=", "{a}+{b}="),
         ("task.prompt_template", "null", None),
         ("task.system_prompt", "You are: helpful # really", "You are: helpful # really"),
         ("output.dir", "2026-01-01", "2026-01-01"),
-        ("output.dir", "12", "12"),
         ("grpo.model_name", "12", "12"),
         ("task.rewards", "[math, boxed_format]", ["math", "boxed_format"]),
-        ("task.reward_weights", "null", None),
         ("grpo.lr", "1e-5", 1e-5),
         ("grpo.lr", "1", 1.0),
         ("grpo.num_steps", "10.0", 10),
@@ -81,9 +87,7 @@ def test_a_written_configuration_loads_to_the_same(tmp_path: Path, argv: list[st
     ],
 )
 def test_values_on_the_command_line(name: str, text: str, value: Any) -> None:
-    found: Any = parse(f"--{name}", text)
-    for part in name.split("."):
-        found = getattr(found, part)
+    found = attrgetter(name)(parse(f"--{name}", text))
     assert found == value
     assert type(found) is type(value)
 
@@ -123,17 +127,11 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         (["--grpo", "{lr: 1}"], ["'--grpo'", "unknown argument"]),
         (["--confg", "c.yaml"], ["'--confg'", "did you mean 'config'?"]),
         (["--dry_run"], ["did you mean 'dry-run'?"]),
-        (["--pipelin.mode=sync"], ["did you mean 'pipeline.mode'?"]),
         (["--grpo.l", "1e-5"], ["'--grpo.l'"]),  # no abbreviations
         (["extra"], ["unknown argument 'extra'", "--help"]),
         (["--grpo.lr"], ["--grpo.lr", "expected one argument"]),
-        (["--config"], ["--config", "expected one argument"]),
         (["--grpo.group_size", "1"], ["grpo.group_size = 1", ">= 2"]),
-        (["--grpo.lr", "fast"], ["grpo.lr = 'fast'", "> 0"]),
         (["--grpo.num_steps", "yes"], ["grpo.num_steps = True", ">= 1"]),
-        (["--seed", "-1"], ["seed = -1", "0 to"]),
-        (["--resources.threads", "0"], ["resources.threads = 0", "1 to 1024"]),
-        (["--task.name", "chess"], ["task.name = 'chess'", "'gsm8k'"]),
         (["--task.rewards", "math"], ["task.rewards = 'math'", "list"]),
         (["--task.rewards", "[math"], ["--task.rewards '[math'", "not a YAML value"]),
         (["--grpo.lr", "2024-13-45"], ["--grpo.lr '2024-13-45'", "not a YAML value"]),
@@ -144,7 +142,6 @@ def test_help_names_every_setting(capsys: pytest.CaptureFixture[str]) -> None:
         (["--grpo.lr", ".nan"], ["grpo.lr = nan", "> 0"]),
         (["--grpo.lr", "-.inf"], ["--grpo.lr"]),
         (["--grpo.top_p", "0.9"], ["unknown argument", "--grpo.top_p"]),
-        (["--staleness.kl_fresh", "0.2"], ["staleness.kl_fresh=0.2", "kl_stale=0.15"]),
     ],
 )
 def test_bad_arguments(argv: list[str], said: list[str]) -> None:
@@ -160,13 +157,11 @@ LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" 
     ("text", "said"),
     [
         ("grpo:\n  lr: 1\n  lr: 2\n", ["line 2", "'lr' given twice"]),
-        ("seed: 1\nseed: 1\n", ["'seed' given twice"]),
         ("grpo:\n\tlr: 1\n", ["line 2", "'\\t'"]),
         ("grpo: [1, 2\n", ["line", "correct the YAML"]),
         ("a: b: c\n", ["line 1", "mapping values are not allowed"]),
         ("- grpo\n- seed\n", ["['grpo', 'seed']", "not a mapping"]),
         ("hello\n", ["'hello'", "not a mapping"]),
-        ("12\n", ["holds 12"]),
         ("---\nseed: 1\n---\nseed: 2\n", ["line 3", "another document"]),
         ("seed: !!python/object/apply:os.system ['true']\n", ["could not determine a constructor"]),
         ('seed: !!int ""\n', ["correct the YAML"]),
@@ -178,10 +173,8 @@ LAUGHS = "a: &a [x, x]\n" + "".join(f"{b}: &{b} [{', '.join(['*' + a] * 9)}]\n" 
         (b"\x00\x01\x02", ["not allowed", "correct the YAML"]),
         ("grpo: &g\n  lr: 1e-5\n  deeper: *g\n", ["grpo.deeper: unknown setting"]),
         (LAUGHS, ["a: unknown setting", "(and 7 more)"]),
-        ("gropo: {lr: 1}\n", ["gropo: unknown setting", "did you mean 'grpo'?"]),
         ("1: 2\n", ["1 = 1: keys should be strings"]),
         ("grpo:\nseed: 1\n", ["grpo = None", "mapping of settings"]),
-        ("grpo: {num_steps: yes}\n", ["grpo.num_steps = True"]),
     ],
 )
 def test_bad_files(tmp_path: Path, text: str | bytes, said: list[str]) -> None:

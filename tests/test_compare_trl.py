@@ -16,7 +16,7 @@ sys.path.insert(0, str(ROOT / "scripts"))
 from arm import Job, _peak_memory, changed, measure  # noqa: E402
 from compare_trl import figures_of, jobs_of, main, never_ending, summarize  # noqa: E402
 from datasets import Dataset  # noqa: E402
-from transformers import AutoConfig  # noqa: E402
+from transformers import AutoConfig, TrainerCallback  # noqa: E402
 from trl import GRPOConfig, GRPOTrainer  # noqa: E402
 from trl_arm import Clock, Reward, check_prompts, run_trl, trl_prompt, trl_settings  # noqa: E402
 from variety import variety  # noqa: E402
@@ -79,10 +79,10 @@ def test_both_arms_have_the_same_settings(trainer):
 
 def test_the_rate_of_each_step_is_ours(trainer):
     config, task, _, theirs = trainer
-    clock = Clock(config, task, None, None, None)
+    clock = Clock(Job("trl", 1, None, config), task)
     seen = []
 
-    class Spy(type(clock).__mro__[1]):
+    class Spy(TrainerCallback):
         def on_optimizer_step(self, args, state, control, **kwargs):
             seen.append(kwargs["optimizer"].param_groups[0]["lr"])
 
@@ -160,15 +160,15 @@ def test_every_group_has_a_signal():
 def test_trl_runs_and_its_evaluations_are_ours():
     """Accuracies come from the weights TRL has; it stops at the target, or after so many seconds."""
     config = plain(grpo={"num_steps": 6}, task={"eval_size": 64})
-    ends, tokens, rewards, evaluations = run_trl(config, 1, None, 2, None, None)
+    ends, tokens, rewards, evaluations = run_trl(Job("trl", 1, None, config, 2)).values()
     assert [step for step, _ in evaluations] == [0, 2, 4, 6]
     assert ends == sorted(ends)
     assert len(ends) == len(rewards) == len(tokens) == 6
     assert all(16 <= n <= 16 * 5 for n in tokens)
     accuracy, _ = build_sampler(config, build_task(config.task), config.grpo.model_name).evaluate()
     assert evaluations[0] == (0, accuracy)
-    assert len(run_trl(config, 1, None, 2, 0.0, None)[0]) == 2
-    assert [step for step, _ in run_trl(config, 1, None, 2, None, ends[0] / 100)[3]] == [0, 1]
+    assert len(run_trl(Job("trl", 1, None, config, 2, target=0.0))["ends"]) == 2
+    assert [step for step, _ in run_trl(Job("trl", 1, None, config, 2, seconds=ends[0] / 100))["evaluations"]] == [0, 1]
 
 
 @pytest.mark.ci
@@ -185,8 +185,7 @@ def test_memory_is_that_of_the_whole_tree():
     """A child of a child that holds 300 MB counts."""
     hold = "import time; b = bytearray(300_000_000); time.sleep(1.5)"
     outer = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {hold!r}])"
-    child = subprocess.Popen([sys.executable, "-c", outer])
-    assert 0.3 < _peak_memory(child, "it") < 0.4
+    assert 0.3 < _peak_memory(subprocess.Popen([sys.executable, "-c", outer]), "it") < 0.4
 
 
 def test_warm_up_and_the_last_step_are_left_out_and_targets_are_those_of_weights():
@@ -201,16 +200,13 @@ def test_warm_up_and_the_last_step_are_left_out_and_targets_are_those_of_weights
 
 
 def test_ratios_are_to_trl_at_its_best():
-    def run(label, *values):
-        return [{"label": label, "arm": label.split(",")[0], "figures": {"x": v, "curve": []}} for v in values]
-
-    runs = [*run("overlap, 1", 30.0, 40.0, 20.0), *run("trl, 1", 9.0, 10.0, 11.0), *run("trl, 2", 20.0, 15.0, None)]
-    overlap, one, two = summarize(runs, "x", max)
-    assert (overlap["x"], overlap["x_range"], overlap["ratio"]) == (30.0, [20.0, 40.0], 1.5)
-    assert (one["ratio"], two["x"], two["x_range"], two["ratio"]) == (0.5, 20.0, [15.0, None], 1.0)
-    assert [row["ratio"] for row in summarize(runs, "x", min)] == [3.0, 1.0, 2.0]
-    assert summarize(runs[:3], "x", max)[0]["ratio"] is None
-    assert summarize(run("trl, 1", None, None, 1.0), "x", min)[0]["x"] is None  # most never got there
+    runs = [
+        {"label": label, "arm": label.split(",")[0], "figures": {"x": x, "curve": []}}
+        for label, x in (("overlap, 1", 30.0), ("trl, 1", 10.0), ("trl, 2", 20.0), ("sync, 1", None))
+    ]
+    assert [row["ratio"] for row in summarize(runs, "x", max)] == [1.5, 0.5, 1.0, None]
+    assert [row["ratio"] for row in summarize(runs, "x", min)] == [3.0, 1.0, 2.0, None]
+    assert summarize(runs[:1], "x", max)[0]["ratio"] is None
 
 
 def test_arms_and_shipped_settings():

@@ -17,7 +17,7 @@ from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.errors import ConfigError
 from overlaprl_ray.runtime.train import train
 from overlaprl_ray.tasks import build_task, columns_of
-from overlaprl_ray.tasks.gym_scores import harmless, read_number, read_text
+from overlaprl_ray.tasks.gym_scores import EVALUATING, harmless, read_number, read_text
 from overlaprl_ray.tasks.rewards import extracted, load_rewards, score
 
 SUMS = {"max_terms": 2, "max_digits": 2}
@@ -44,11 +44,15 @@ def test_sums_have_the_parameters_asked_for_and_are_what_they_say():
         assert max(int(first), int(second)) < 100
 
 
-def test_no_question_is_on_both_sides_or_twice():
-    task = build_task(TaskConfig(name="gym:chain_sum", gym={**SUMS, "size": 3000}, eval_size=100))
+def test_no_question_is_there_twice_and_none_has_the_words_of_a_held_out_one():
+    """chain_sum draws 12 + 34 and 34 + 12: one known, the other is no held-out problem."""
+    task = build_task(TaskConfig(name="gym:chain_sum", gym={**SUMS, "max_digits": 1, "size": 300}, eval_size=33))
     prompts = [problem.prompt for problem in (*task.heldout, *task.train)]
-    assert len(task.heldout) == 100
-    assert len(set(prompts)) == len(prompts) < 3000  # single-digit sums repeat among 3000 draws
+    assert len(task.heldout) == 33
+    assert len(set(prompts)) == len(prompts) < 300
+    train, held = ({" ".join(sorted(p.prompt.split())) for p in side} for side in (task.train, task.heldout))
+    assert not train & held
+    assert len(train) < len(task.train)  # such pairs do occur
 
 
 def test_the_split_is_the_tasks_own_and_its_seed_changes_it():
@@ -97,13 +101,6 @@ def test_numbers_are_read_from_a_tag_else_last_in_the_text(completion, right):
     assert (marks(task, completion, index) == 1.0) == right
 
 
-def test_chat_completions_count_as_their_last_message():
-    task = sums()
-    chat = [{"role": "user", "content": "7"}, {"role": "assistant", "content": f"It is {task.train[0].answer}."}]
-    assert marks(task, chat) == 1.0
-    assert marks(task, chat[:1]) < 1.0 or task.train[0].answer == "7"
-
-
 @pytest.mark.parametrize("unit", ["<answer>", "</answer>", "1", "1,", "<answer>1</answer>", " ", "-", "("])
 def test_long_text_takes_bounded_time(unit):
     started = time.perf_counter()
@@ -117,6 +114,7 @@ def test_answers_that_are_no_numbers_are_the_whole_completion_or_a_tag():
     assert task.rewards == ("gym",)
     answer = task.train[0].answer
     assert marks(task, f" {answer}\n") == 1.0
+    assert marks(task, [{"role": "user", "content": "7"}, {"role": "assistant", "content": answer}]) == 1.0
     assert marks(task, f"It is <answer>{answer}</answer>") == 1.0
     assert marks(task, f"It is {answer}") < 1.0
 
@@ -158,8 +156,7 @@ def test_powers_and_functions_of_calculus_are_harmless():
         assert harmless(text), text
 
 
-@pytest.mark.parametrize("name", sorted({"countdown", "puzzle24", "simple_integration", "intermediate_integration",
-    "polynomial_multiplication", "n_queens", "spiral_matrix", "string_insertion", "binary_matrix"}))  # fmt: skip
+@pytest.mark.parametrize("name", sorted(EVALUATING))
 def test_right_answers_are_harmless(name, monkeypatch):
     monkeypatch.setenv("PYTHONHASHSEED", "0")
     task = build_task(TaskConfig(name=f"gym:{name}", gym={"size": 30}, eval_size=4))
@@ -190,13 +187,11 @@ def test_every_dataset_builds_and_gives_its_own_answer_full_marks(name, monkeypa
     [
         ({"name": "gym:chain_summ"}, ["task.name", "'chain_summ'", "did you mean 'chain_sum'?"]),
         ({"name": "gym:composite"}, ["task.name", "'composite'"]),
-        ({"name": "gym:"}, ["task.name", "''"]),
         ({"gym": {"max_term": 2}}, ["task.gym.max_term", "did you mean 'max_terms'?"]),
         ({"gym": {"qqqq": 2}}, ["task.gym.qqqq", "it has", "max_terms"]),
         ({"gym": {"min_terms": 5, "max_terms": 2}}, ["task.gym", "max_terms must be >= min_terms"]),
         ({"gym": {"max_terms": "two"}}, ["task.gym", "'two'"]),
         ({"gym": {"size": 0}}, ["task.gym.size = 0", "from 1"]),
-        ({"gym": {"size": 2.5}}, ["task.gym.size = 2.5"]),
         ({"gym": {"size": True}}, ["task.gym.size = True"]),
         ({"gym": {"seed": -1}}, ["task.gym.seed = -1"]),
         ({"gym": {"size": 100}, "eval_size": 100}, ["task.eval_size: 100", "task.gym.size larger"]),
@@ -250,16 +245,3 @@ def test_the_shipped_configuration_of_a_gym_task_builds():
     task = build_task(config.task)
     assert len(task.heldout) == 64
     assert len(task.train) == 135  # of 200 questions; one left out, whose words a held-out one has
-
-
-def test_no_training_question_has_the_words_of_a_held_out_one():
-    """chain_sum draws 12 + 34 and 34 + 12: one known, the other is no held-out problem."""
-    settings = {"max_terms": 2, "max_digits": 1, "size": 300}
-    task = build_task(TaskConfig(name="gym:chain_sum", gym=settings, eval_size=33))
-
-    def words(problem):
-        return tuple(sorted(problem.columns["question"].split()))
-
-    assert len(task.heldout) == 33
-    assert not {words(p) for p in task.heldout} & {words(p) for p in task.train}
-    assert len({words(p) for p in task.train}) < len(task.train)  # such pairs do occur

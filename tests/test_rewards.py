@@ -29,25 +29,20 @@ def reward(name: str, completion: object, answer: object) -> float:
     return value
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Extraction
+# ---- Extraction ----
 
 
 @pytest.mark.parametrize(
     ("text", "number"),
     [
         ("#### 1,234", "1234"),
-        ("#### $18", "18"),
         ("#### -3", "-3"),
         ("#### 3.0", "3"),
         ("#### 18.", "18"),
         ("#### 50%", "50"),
-        ("####18", "18"),
         ("#### -$1,234.50", "-2469/2"),
-        ("#### $-18", "-18"),
         ("#### **18**", "18"),
         ("#### \u22123", "-3"),  # unicode minus
-        ("#### 18 eggs at $2 each", "18"),
         ("so 3 + 4 = 7\n#### 7\nDone in 2 steps.", "7"),  # the mark beats the last number
         ("#### 7\n\\boxed{8}", "7"),  # and the box
         ("#### 7\nWait.\n#### 8", "8"),  # the last mark
@@ -67,7 +62,6 @@ def reward(name: str, completion: object, answer: object) -> float:
         (r"\boxed{1\,000\,000}", "1000000"),
         (r"5 \boxed{\text{none}}", None),  # the model answered, though with no number
         (r"\boxed{\frac{1}{0}}", None),
-        (r"\boxed{3/0}", None),
         ("The answer is 1/2", "1/2"),
         ("It costs $1,234.56 in all.", "30864/25"),
         ("20-3", "3"),  # a minus between numbers is no sign
@@ -77,7 +71,6 @@ def reward(name: str, completion: object, answer: object) -> float:
         ("that makes x2 = .5", "1/2"),
         ("(1,23)", "23"),  # no thousands separator
         ("7" * 101, None),  # beyond any answer
-        ("7" * 5000, None),  # beyond what int() reads
         ("", None),
         ("no idea", None),
     ],
@@ -106,9 +99,8 @@ def test_last_box(text: str, content: str | None) -> None:
 
 
 def test_extract_math_answer_prefers_the_box() -> None:
-    assert extract_math_answer(r"3 \boxed{x+1} #### 5") == "x+1"
-    assert extract_math_answer("x = 3\n#### 5\n7") == "5"
-    assert extract_math_answer("so 3, then 7") == "7"
+    texts = (r"3 \boxed{x+1} #### 5", "x = 3\n#### 5\n7", "so 3, then 7")
+    assert [extract_math_answer(text) for text in texts] == ["x+1", "5", "7"]
 
 
 @given(st.fractions(-(10**12), 10**12, max_denominator=10**6))
@@ -125,8 +117,7 @@ def test_parse_number_wants_a_number_and_nothing_else(text: str) -> None:
     assert parse_number(text) is None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Comparison
+# ---- Comparison ----
 
 
 @pytest.mark.parametrize("name", ["gsm8k", "math"])
@@ -134,24 +125,19 @@ def test_parse_number_wants_a_number_and_nothing_else(text: str) -> None:
     ("one", "other", "same"),
     [
         ("3", "3.0", True),
-        ("3", "3.00", True),
         ("1,000,000", "1000000", True),
         ("0.5", "1/2", True),
-        ("50%", "50", True),
-        ("1000000", "1000000.00005", False),
         ("1000000", "1000000.0000000000001", False),
         ("1/3", "0.3333333333", False),
         ("123456789012345678901", "123456789012345678902", False),  # equal as floats
         ("-3", "3", False),
         ("0.00001", "1e-05", True),
-        ("1.5E+3", "1500", True),
         ("1e-7", "1e-8", False),  # equal to math-verify, which rounds
         ("3 × 10^8", "300000000", True),
         (r"6.02 \cdot 10^{23}", "602" + "0" * 21, True),
         ("10⁻⁵", "1/100000", True),
         ("−５．５", "-5.5", True),  # full-width digits and point
         ("2½", "5/2", True),
-        ("⅓", "1/3", True),
         ("1 000 000", "1000000", True),
     ],
 )
@@ -163,8 +149,6 @@ def test_numbers_compare_without_tolerance(name: str, one: str, other: str, same
 @pytest.mark.parametrize(
     ("answer", "gold", "same"),
     [
-        (r"\dfrac{1}{2}", "0.5", True),
-        ("1+x^2", "x^2 + 1", True),
         ("(x+1)(x+2)", "x^2+3x+2", True),
         (r"2\sqrt{2}", r"\sqrt{8}", True),
         (r"\left(1, 2\right)", "(1,2)", True),
@@ -173,9 +157,7 @@ def test_numbers_compare_without_tolerance(name: str, one: str, other: str, same
         ("2^{10}", "1024", True),
         ("(1,2)", "(2,1)", False),
         ("[0,1)", "(0,1)", False),
-        ("x^2", "x^3", False),
         (r"\frac{1}{0}", "1", False),
-        ("1/0", "0", False),
         ("9^{9^{9^9}}", "9^{9^{9^9}}", True),  # as written
     ],
 )
@@ -203,8 +185,7 @@ def test_chat_completions_count_as_their_last_message(name: str) -> None:
     assert text_of(chat) == r"\boxed{92}"
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The real data: every gold answer, as its own solution writes it
+# ---- The real data: every gold answer, as its own solution writes it ----
 
 
 def test_gsm8k_solutions_score_their_own_answers_only() -> None:
@@ -223,8 +204,7 @@ def test_gsm8k_solutions_score_their_own_answers_only() -> None:
     assert rewards.math([], solutions, following) == same
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Nothing raises, nothing takes long
+# ---- Nothing raises, nothing takes long ----
 
 TOKENS = r"""
 \boxed{ \frac{ \sqrt{ \text{ \left( \right) \{ \} \\ \$ { } ( ) [ ] ^ ^{ _ $ # #### / 0 1 9 99 , . - + = < x y % !
@@ -275,8 +255,7 @@ def test_no_expression_takes_long_to_compare(bomb: str) -> None:
     assert time.process_time() - start < 1.0
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Loading and scoring
+# ---- Loading and scoring ----
 
 
 def test_load_rewards_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,21 +281,15 @@ def test_load_rewards_by_name_and_by_path(tmp_path: Path, monkeypatch: pytest.Mo
         ("overlaprl_ray.tasks.rewards:boxed_formatt", "did you mean 'boxed_format'"),
         (":f", "cannot be imported"),
         ("broken_rewards:f", "SyntaxError"),
+        ("gsm8k", "is there twice; name it once and set its task.reward_weights"),
     ],
 )
 def test_unknown_rewards(name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "broken_rewards.py").write_text("def f(:\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ConfigError) as error:
-        load_rewards([name])
-    assert "task.rewards" in str(error.value)
-    assert repr(name) in str(error.value)
-    assert said in str(error.value)
-
-
-def test_a_reward_named_twice() -> None:
-    with pytest.raises(ConfigError, match=r"task\.rewards.*'math'.*twice.*task\.reward_weights"):
-        load_rewards(["math", "gsm8k", "math"])
+        load_rewards(["gsm8k", name])
+    assert all(part in str(error.value) for part in ("task.rewards", repr(name), said))
 
 
 def raises_on_bad(completions: list[str], **_: object) -> list[float]:
@@ -328,10 +301,7 @@ def raises_on_bad(completions: list[str], **_: object) -> list[float]:
     [
         (raises_on_bad, "KeyError: 'bad"),
         (lambda completions, **_: [math.nan if c.startswith("bad") else 1.0 for c in completions], "nan"),
-        (
-            lambda completions, **_: [1e300 if c.startswith("bad") else 1.0 for c in completions],
-            "1e+300",
-        ),  # as float32 inf
+        (lambda completions, **_: [1e300 * c.startswith("bad") for c in completions], "1e+300"),  # as float32 inf
     ],
 )
 def test_score_names_the_sample_to_blame(function: rewards.RewardFunction, said: str) -> None:
@@ -424,8 +394,7 @@ def test_sums_leave_out_rewards_that_abstain_as_trl_does() -> None:
     assert math.isnan(total[3])
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Before a run: can its rewards be earned?
+# ---- Before a run: can its rewards be earned? ----
 
 
 def checked(rewards_: list[str], *answers: str, **settings: object) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import sys
-import time
 from pathlib import Path
 
 import pandas as pd
@@ -207,15 +206,10 @@ def test_failed_trials_are_rows_with_their_error_and_the_others_finish(local_ray
         {"name": "well"},
         {"name": "killed", "task.rewards": ["test_sweep_run:kills_its_process"]},
         # weights grow by a factor of a million per update, four times per step
-        {
-            "name": "not finite",
-            "grpo.weight_decay": 1e6,
-            "grpo.lr": 1.0,
-            "grpo.num_minibatches": 4,
-            "staleness.rule": "none",
-        },
+        {"name": "not finite", "grpo.weight_decay": 1e6, "grpo.lr": 1.0, "grpo.num_minibatches": 4,
+         "staleness.rule": "none"},
         {"name": "invalid", "grpo.num_minibatches": 5},
-    ]
+    ]  # fmt: skip
     path, folder = write(tmp_path, search={"cases": cases}), tmp_path / "s"
     with pytest.raises(RunError, match=r"^2 of 3 trials failed .* the same command tries them again$") as raised:
         script(path, "--dir", folder, "--serial")
@@ -256,25 +250,6 @@ def test_nothing_starts_where_no_trial_can_run(local_ray, tmp_path):
 
 
 # ---- minutes long ----
-
-
-def slow(prompts, completions, answer, **columns):
-    """A reward that takes its time."""
-    time.sleep(0.3)
-    return [float(i % 2) for i in range(len(completions))]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(("learner", "together"), [(0.2, True), (0.35, False)])
-def test_two_small_trials_share_a_gpu_and_two_large_ones_do_not(local_ray, tmp_path, learner, together):
-    """0.15 + 0.1 + 0.2 = 0.45 of the one (simulated) GPU each, or 0.6: seen in when they ran."""
-    base = merged(BASE, task={"rewards": ["test_sweep_run:slow"]}, resources={"learner_gpu": learner},
-                  grpo={"num_steps": 10})  # fmt: skip
-    run(tmp_path, base=base, search={"seed": {"grid": [0, 1]}})
-    assert statuses(tmp_path / "s") == 2 * [("done", 10)]
-    starts, ends = times(tmp_path / "s", "config.yaml").values(), times(tmp_path / "s", "summary.json").values()
-    assert (max(starts) < min(ends)) == together
 
 
 @pytest.mark.slow

@@ -4,7 +4,7 @@ import json
 import os
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -36,8 +36,7 @@ def problems(count: int) -> list[Problem]:
     return [Problem(str(i), str(i), {}) for i in range(count)]
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The order of prompts
+# ---- The order of prompts ----
 
 
 @given(size=st.integers(1, 30), count=st.integers(1, 70), seed=st.integers(), batches=st.integers(1, 8))
@@ -67,65 +66,52 @@ def test_no_batch_out_of_nothing() -> None:
             prompts_of_batch(data, 0, batch, count)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Arithmetic
+# ---- Arithmetic ----
+
+
+def pairs(problems: Sequence[Problem]) -> list[tuple[int, int]]:
+    return [(p.columns["a"], p.columns["b"]) for p in problems]
 
 
 @pytest.mark.parametrize("eval_size", [1, 2, 255, 256])
-def test_arithmetic_is_every_pair_once(eval_size: int) -> None:
+def test_arithmetic_is_every_pair_once_and_holds_out_both_orders_of_a_sum(eval_size: int) -> None:
     task = build_task(TaskConfig(eval_size=eval_size))
-    pairs = [(p.columns["a"], p.columns["b"]) for p in [*task.train, *task.heldout]]
-    assert len(task.heldout) == eval_size
-    assert sorted(pairs) == [(a, b) for a in range(10, 100) for b in range(10, 100)]
+    held = pairs(task.heldout)
+    assert len(held) == eval_size
+    assert sorted(held) == sorted((b, a) for a, b in held)
+    assert sorted([*pairs(task.train), *held]) == [(a, b) for a in range(10, 100) for b in range(10, 100)]
     assert task.rewards == ("exact_match",)
+    assert build_task(TaskConfig(eval_size=eval_size)) == task, "the split is fixed"
 
 
-def test_arithmetic_holds_out_both_orders_of_a_sum() -> None:
-    task = build_task(TaskConfig())
-    held = {(p.columns["a"], p.columns["b"]) for p in task.heldout}
-    assert held == {(b, a) for a, b in held}
-    assert build_task(TaskConfig()) == task, "the split is fixed"
-
-
-def test_arithmetic_prompts_and_answers() -> None:
-    for problem in build_task(TaskConfig()).heldout:
-        a, b = problem.columns["a"], problem.columns["b"]
-        assert (problem.prompt, problem.answer) == (f"{a}+{b}=", str(a + b)[::-1])
-    template = "What is {a} + {b}? Answer with only the number."
-    for problem in build_task(TaskConfig(reverse_answer=False, prompt_template=template)).heldout:
-        a, b = problem.columns["a"], problem.columns["b"]
-        assert (problem.prompt, problem.answer) == (f"What is {a} + {b}? Answer with only the number.", str(a + b))
+@pytest.mark.parametrize(("template", "reverse"), [("{a}+{b}=", True), ("What is {a} + {b}?", False)])
+def test_arithmetic_prompts_and_answers(template: str, reverse: bool) -> None:
+    task = build_task(TaskConfig(reverse_answer=reverse, prompt_template=None if reverse else template))
+    for problem, (a, b) in zip(task.heldout, pairs(task.heldout), strict=True):
+        assert problem.prompt == template.format(a=a, b=b)
+        assert problem.answer == str(a + b)[:: -1 if reverse else 1]
 
 
 @pytest.mark.parametrize("digits", [1, 3, 4])
 def test_arithmetic_of_other_sizes(digits: int) -> None:
     task = build_task(TaskConfig(digits=digits, eval_size=20))
-    pairs = [(p.columns["a"], p.columns["b"]) for p in [*task.train, *task.heldout]]
-    assert len(set(pairs)) == len(pairs)
+    drawn = pairs([*task.train, *task.heldout])
+    assert len(set(drawn)) == len(drawn)
     assert len(task.heldout) == 20
-    assert {len(str(number)) for pair in pairs for number in pair} == {digits}
-    assert len(pairs) == 81 if digits == 1 else len(pairs) > 50_000
+    assert {len(str(number)) for pair in drawn for number in pair} == {digits}
+    assert len(drawn) == 81 if digits == 1 else len(drawn) > 50_000
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# GSM8K
-
-
-def gsm8k_folder(folder: Path, train: int = 6, test: int = 4) -> str:
-    def rows(count: int) -> list[dict[str, str]]:
-        return [{"question": f"q{i}", "answer": f"{i} * 1000 = {i},000\n#### {i},000"} for i in range(1, count + 1)]
-
-    jsonl(folder / "train.jsonl", *rows(train))
-    jsonl(folder / "test.jsonl", *rows(test))
-    return str(folder)
+# ---- GSM8K ----
 
 
 def test_gsm8k_from_a_folder(tmp_path: Path) -> None:
-    task = build_task(TaskConfig(name="gsm8k", path=gsm8k_folder(tmp_path), eval_size=3))
-    assert (len(task.train), len(task.heldout), task.rewards) == (6, 3, ("gsm8k",))
-    first = task.train[0]
-    assert (first.prompt, first.answer) == ("q1", "1,000")
-    assert first.columns["answer"] == "1 * 1000 = 1,000\n#### 1,000"
+    rows = [{"question": f"q{i}", "answer": f"{i} * 1000 = {i},000\n#### {i},000"} for i in range(1, 7)]
+    jsonl(tmp_path / "train.jsonl", *rows)
+    jsonl(tmp_path / "test.jsonl", *rows[:4])
+    task = build_task(TaskConfig(name="gsm8k", path=str(tmp_path), eval_size=3))
+    assert (len(task.train), task.rewards) == (6, ("gsm8k",))
+    assert (task.train[0].prompt, task.train[0].answer, task.train[0].columns) == ("q1", "1,000", rows[0])
     assert [p.prompt for p in task.heldout] == ["q1", "q2", "q3"]
 
 
@@ -148,8 +134,7 @@ def test_gsm8k_wants_its_own_format(tmp_path: Path) -> None:
         build_task(TaskConfig(name="gsm8k", path=str(tmp_path)))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Records
+# ---- Records ----
 
 
 def test_records_split_off_a_fixed_fifth_at_most(tmp_path: Path) -> None:
@@ -163,18 +148,16 @@ def test_records_split_off_a_fixed_fifth_at_most(tmp_path: Path) -> None:
     assert (len(two.train), len(two.heldout)) == (1, 1)
 
 
-def test_records_eval_path_before_test_split_before_own_split(tmp_path: Path) -> None:
+def test_records_eval_path_before_test_split_before_validation_split(tmp_path: Path) -> None:
     jsonl(tmp_path / "set" / "train.jsonl", *questions(10))
-    jsonl(tmp_path / "set" / "validation.jsonl", *questions(5, start=300))
-    task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_size=2))
-    assert ([p.answer for p in task.heldout], len(task.train)) == (["300", "301"], 10)
-    jsonl(tmp_path / "set" / "test.jsonl", *questions(5, start=100))
-    other = jsonl(tmp_path / "other.jsonl", *questions(5, start=200))
-    task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_size=2))
-    assert [p.answer for p in task.heldout] == ["100", "101"]
-    assert len(task.train) == 10
-    task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_path=other, eval_size=2))
-    assert [p.answer for p in task.heldout] == ["200", "201"]
+    for start, name in ((300, "set/validation.jsonl"), (100, "set/test.jsonl"), (200, "other.jsonl")):
+        path = jsonl(tmp_path / name, *questions(5, start=start))
+        given = {"eval_path": path} if name == "other.jsonl" else {}
+        task = build_task(TaskConfig(name="records", path=str(tmp_path / "set"), eval_size=2, **given))
+        assert ([p.answer for p in task.heldout], len(task.train)) == ([str(start), str(start + 1)], 10)
+
+
+ROWS = [{"question": "one,\ntwo", "answer": "007"}, {"question": "three", "answer": "1.50"}]
 
 
 def write_csv(path: Path) -> None:
@@ -182,22 +165,17 @@ def write_csv(path: Path) -> None:
 
 
 def write_parquet(path: Path) -> None:
-    import pyarrow
     import pyarrow.parquet
 
-    columns = {"question": ["one,\ntwo", "three"], "answer": ["007", "1.50"]}
-    pyarrow.parquet.write_table(pyarrow.table(columns), path)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
 
 
 def write_json(path: Path) -> None:
-    rows = [{"question": "one,\ntwo", "answer": "007"}, {"question": "three", "answer": "1.50"}]
-    path.write_text(json.dumps(rows), encoding="utf-8")
+    path.write_text(json.dumps(ROWS), encoding="utf-8")
 
 
 def write_jsonl(path: Path) -> None:
-    write_json(path)
-    rows = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text("\ufeff" + "\n\n".join(map(json.dumps, rows)), encoding="utf-8")
+    path.write_text("\ufeff" + "\n\n".join(map(json.dumps, ROWS)), encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -308,8 +286,7 @@ def test_columns_never_clash_with_what_rewards_are_called_with() -> None:
     assert columns_of(rows) == {"answer": ["3", "5"], "level": [4, None]}
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Bad input: the field, the value, the remedy
+# ---- Bad input: the field, the value, the remedy ----
 
 GOOD = {"question": "q", "answer": "1"}
 
@@ -339,6 +316,7 @@ GOOD = {"question": "q", "answer": "1"}
         ([{"prompt": [SYSTEM, ASKED], "answer": 1}], {"system_prompt": "x"}, ["task.system_prompt", "line 1", "null"]),
         ([{"question": "q", "a": {"b": 1}}], {"answer_column": "a.c"}, ["task.answer_column", "'a.c'", "a, a.b"]),
         ([GOOD], {}, ["task.path", "one row", "task.eval_path"]),
+        ([GOOD, {"question": "q\ud800", "answer": "2"}], {}, ["data.jsonl, line 2 holds text that is no Unicode"]),
         ([GOOD] * 2, {"eval_path": "nowhere.jsonl"}, ["task.eval_path", "nowhere.jsonl", ".parquet"]),
     ],
 )  # fmt: skip
@@ -381,26 +359,10 @@ def test_a_path_that_is_not_there(path: str) -> None:
         build_task(TaskConfig(name="records", path=path))
 
 
-def test_a_bad_eval_file_is_blamed_on_eval_path(tmp_path: Path) -> None:
-    (tmp_path / "eval.jsonl").write_text("{}\n{")
-    data = jsonl(tmp_path / "data.jsonl", GOOD)
-    with pytest.raises(ConfigError, match=r"task\.eval_path: .*eval\.jsonl cannot be read \(line 2 is not JSON"):
-        build_task(TaskConfig(name="records", path=data, eval_path=str(tmp_path / "eval.jsonl")))
-
-
 def test_other_bad_settings(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"task\.path: nothing given; task records needs"):
         build_task(TaskConfig(name="records"))
     with pytest.raises(ConfigError, match=r"task\.path: .* has no train file; name it train\.jsonl"):
         build_task(TaskConfig(name="records", path=str(tmp_path)))
-    with pytest.raises(ConfigError, match=r"task\.name: 'chess' is no task; use one of arithmetic, gsm8k, records"):
-        build_task(TaskConfig().model_copy(update={"name": "chess"}))
     with pytest.raises(ConfigError, match=r"task\.eval_size: 81 leaves nothing .*81 problems.*task\.digits 1; make it"):
         build_task(TaskConfig(digits=1, eval_size=81))
-
-
-def test_text_that_is_no_unicode_is_refused(tmp_path):
-    path = tmp_path / "data.jsonl"
-    path.write_text('{"question": "a", "answer": "1"}\n{"question": "q\\ud800", "answer": "2"}\n')
-    with pytest.raises(ConfigError, match=r"data.jsonl, line 2 holds text that is no Unicode"):
-        build_task(TaskConfig(name="records", path=str(path)))

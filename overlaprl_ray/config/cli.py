@@ -137,6 +137,15 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise ConfigError(message)
 
+    def parse(self, argv: list[str]) -> argparse.Namespace:
+        """The arguments; an unknown one is refused with the nearest that there is."""
+        args, unknown = self.parse_known_args(argv)
+        if unknown:
+            name = unknown[0].lstrip("-").split("=")[0]
+            options = [text.lstrip("-") for action in reversed(self._actions) for text in action.option_strings]
+            raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {suggest(name, options)}")
+        return args
+
 
 def parse_command_line(
     script: str, about: str, argv: list[str], extend: Callable[[argparse.ArgumentParser], None] | None = None
@@ -153,11 +162,7 @@ def parse_command_line(
         extend(parser)
     known = dict(fields())
     add_settings(parser, known)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        name = unknown[0].lstrip("-").split("=")[0]
-        near = suggest(name, [*known, "config", "dry-run"])
-        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {near}")
+    args = parser.parse(argv)
     given = {name: read_value(name, text, known[name]) for name, text in vars(args).items() if name in known}
     folder = vars(args).get("resume")
     if folder is None:
@@ -185,9 +190,10 @@ def _help(name: str, field: FieldInfo) -> str:
     return f"{' | '.join(choices)}{': ' if choices else ''}{field.description} ({shown})".replace("%", "%%")
 
 
-def read_value(name: str, text: str, field: FieldInfo) -> Any:
+def read_value(name: str, text: str, field: FieldInfo | None) -> Any:
     """A setting's text as YAML; where the setting is a text itself it is taken as it stands, braces, colons and all."""
-    if field.annotation is str or (field.annotation == str | None and text != "null"):
+    kind = field.annotation if field else None
+    if kind is str or (kind == str | None and text != "null"):
         return text
     try:
         return load_yaml(text)

@@ -1,4 +1,4 @@
-"""Every setting of a run, with its default, its unit and its limits. The algorithm's are in grpo_config.py.
+"""Every setting of a run, with its default, its unit and its limits. The algorithm's are in grpo.py.
 
 `ExperimentConfig()` is the built-in default (a tiny model, arithmetic, no download). Unknown keys fail.
 
@@ -13,17 +13,7 @@ from typing import Any
 from pydantic import Field, field_validator, model_validator
 from pydantic_core import PydanticCustomError
 
-from overlaprl_ray.config.grpo import (
-    TINY,
-    Count,
-    Group,
-    GRPOConfig,
-    Positive,
-    Seed,
-    Share,
-    Weight,
-    Whole,
-)
+from overlaprl_ray.config.grpo import TINY, Count, Group, GRPOConfig, Positive, Seed, Share, Weight, Whole
 from overlaprl_ray.config.model import ModelConfig
 from overlaprl_ray.config.pipeline import PipelineConfig
 from overlaprl_ray.config.staleness import StalenessConfig
@@ -32,9 +22,7 @@ from overlaprl_ray.config.staleness import StalenessConfig
 class TaskConfig(Group):
     """What is asked, and what counts as right."""
 
-    name: str = Field(
-        "arithmetic", description="where problems come from: arithmetic, gsm8k, records, or gym:<dataset>"
-    )
+    name: str = Field("arithmetic", description="where problems come from: arithmetic, gsm8k, records, gym:<dataset>")
     path: str | None = Field(None, description="gsm8k: folder with train.jsonl and test.jsonl (null = the hub); "
                              "records: a jsonl/json/parquet/csv file, a folder of them, or a hub name")  # fmt: skip
     eval_path: str | None = Field(None, description="records: file of held-out problems; null = split off `path`")
@@ -47,8 +35,7 @@ class TaskConfig(Group):
     skip_special_tokens: bool = Field(True, description="leave special tokens out of the text that rewards read; "
                                       "false: all but the EOS that ends it stay")  # fmt: skip
     system_prompt: str | None = Field(None, description="system message, for models with a chat template")
-    max_prompt_tokens: Count | None = Field(None, description="problems whose prompt has more tokens are left out, "
-                                            ">= 1; null = none are")  # fmt: skip
+    max_prompt_tokens: Count | None = Field(None, description="problems of more tokens are left out, >= 1; null = none")
     date: dt.date | None = Field(None, description="day that chat templates see, as 2026-12-01; null = the first")
     prompt_template: str | None = Field(None, description="str.format over a problem's columns, e.g. '{question}'")
     question_column: str = Field("question", description="records: column of the question, a text or role/content "
@@ -107,12 +94,8 @@ class TaskConfig(Group):
 class ResourcesConfig(Group):
     """What each actor gets. GPU shares are of one device; null = none without a GPU, a share that fits with one."""
 
-    threads: int = Field(
-        1, ge=1, le=1024, description="CPU threads per actor, 1 to 1024 (bits depend on it: never guessed)"
-    )
-    num_generators: int = Field(
-        1, ge=1, le=64, description="generator actors, 1 to 64; each takes whole groups of a batch"
-    )
+    threads: int = Field(1, ge=1, le=1024, description="CPU threads per actor, 1 to 1024; bits depend on it")
+    num_generators: int = Field(1, ge=1, le=64, description="generators, 1 to 64; each takes whole groups of a batch")
     generator_gpu: Share | None = Field(None, description="GPU share of each generator, 0 to 1")
     reference_gpu: Share | None = Field(None, description="GPU share of the reference, 0 to 1")
     learner_gpu: Share | None = Field(None, description="GPU share of the learner, 0 to 1")
@@ -200,9 +183,7 @@ class ExperimentConfig(Group):
             ("pipeline.late_share", self.pipeline.late_share, self.late_lag > 0, 0),
         ):
             if wrong:
-                raise ValueError(
-                    f"{name}={value} cannot be combined with pipeline.generation=stream; set it to {right}"
-                )
+                raise ValueError(f"{name}={value} cannot be combined with pipeline.generation=stream; use {right}")
         every, refresh = self.output.checkpoint_every, self.pipeline.refresh_every
         if every and (not refresh or every % refresh):
             raise ValueError(

@@ -1,6 +1,6 @@
 """The algorithm's settings, and what every group of settings has in common: closed to unknown keys, limits on all.
 
-`config.py` has the other groups and the run as a whole.
+`experiment.py` has the other groups and the run as a whole.
 """
 
 import math
@@ -70,9 +70,7 @@ class GRPOConfig(Group):
     adam_eps: float = Field(1e-8, gt=0, le=1, description="AdamW's epsilon, > 0 and at most 1")
     num_steps: Count = Field(50, description="steps: batches judged and trained on or discarded, >= 1")
     num_prompts_per_step: Count = Field(4, description="P: prompts per batch, >= 1")
-    group_size: int = Field(
-        8, ge=2, le=10**6, description="G: completions per prompt, >= 2 (a group of one has no advantage)"
-    )
+    group_size: int = Field(8, ge=2, le=10**6, description="G: completions per prompt, >= 2: one has no advantage")
     oversample: float = Field(
         1.0,
         ge=1,
@@ -81,9 +79,7 @@ class GRPOConfig(Group):
         "with a signal, filled up with groups without",
     )
     max_new_tokens: Count = Field(256, description="longest completion, tokens, >= 1")
-    temperature: float = Field(
-        0.7, ge=0.01, le=100, description="sampling temperature, 0.01 to 100 (logprobs are taken at the same one)"
-    )
+    temperature: float = Field(0.7, ge=0.01, le=100, description="of sampling and of all logprobs, 0.01 to 100")
     clip_eps: NonNegative | None = Field(0.2, lt=1, description="lower clip range of the ratio, 0 to 1; null = no clip")
     clip_eps_high: NonNegative | None = Field(None, description="upper clip range of the ratio, >= 0; null = clip_eps")
     dual_clip: Positive | None = Field(None, gt=1, description="cap on the ratio where A < 0, > 1; null = off")
@@ -134,9 +130,7 @@ class GRPOConfig(Group):
                 f"{self.num_prompts_per_step}, so that each update takes whole groups"
             )
         if self.clip_eps is None and self.clip_eps_high is not None:
-            raise ValueError(
-                f"clip_eps=null switches the clip off, but clip_eps_high={self.clip_eps_high}; set it to null, too"
-            )
+            raise ValueError(f"clip_eps=null means no clip, but clip_eps_high={self.clip_eps_high}: set it null, too")
         if self.loss_type == "cispo" and self.dual_clip is not None:
             raise ValueError(f"dual_clip={self.dual_clip} cannot be combined with loss_type=cispo; set it to null")
         if self.correction_band is not None and self.correction_band[0] >= self.correction_band[1]:

@@ -13,9 +13,7 @@ class TinyConfig(Group):
     layers: int = Field(2, ge=1, le=64, description="transformer layers, 1 to 64")
     hidden: int = Field(64, ge=8, le=4096, multiple_of=8, description="hidden size, a multiple of 8 up to 4096")
     heads: Count = Field(4, description="attention heads, >= 1; divides hidden")
-    warm_start_reward: float = Field(
-        0.25, ge=0, le=1, description="supervised training stops at this chance of sampling the exact answer, 0 to 1"
-    )
+    warm_start_reward: float = Field(0.25, ge=0, le=1, description="the warm start ends at this mean reward, 0 to 1")
     warm_start_max_steps: Whole = Field(1500, description="supervised steps at most, >= 0")
     warm_start_lr: float = Field(2e-3, gt=0, le=1, description="learning rate of the warm start, > 0 and at most 1")
     warm_start_batch: Count = Field(128, description="problems per supervised step, >= 1")

@@ -19,18 +19,14 @@ class PipelineConfig(Group):
         "with the reference meanwhile",
     )
     lag: int = Field(1, ge=0, le=64, description="batches generated ahead of training, 0 to 64 (sync: always 0)")
-    late_share: Share = Field(
-        0.0, description="chance of a late batch, made with weights late_lag steps older than its lag says, 0 to 1"
-    )
+    late_share: Share = Field(0.0, description="chance of a late batch, by weights late_lag steps older still, 0 to 1")
     late_lag: int = Field(8, ge=1, le=64, description="how much older the weights of a late batch are, steps, 1 to 64")
     generation: Literal["batch", "stream"] = Field(
         "batch",
         description="batch: whole batches; stream: groups, each admitted when one has ended, and new weights are taken "
         "over between tokens",
     )
-    slots: Count | None = Field(
-        None, description="stream: rows decoded at a time, >= grpo.group_size >= 2; null = a batch's"
-    )
+    slots: Count | None = Field(None, description="stream: rows decoded at once, >= group_size >= 2; null = a batch's")
     delay: Whole | None = Field(
         None,
         description="stream, exact: ticks (tokens of each row) from a batch's end until the weights of its step are "

@@ -24,9 +24,7 @@ class StalenessConfig(Group):
         description="unit of kl_fresh and kl_stale: nats per token, or multiples of the numerical floor "
         "(for bfloat16, where it is about 1e-3 nats; in float32 it is too small to be a unit)",
     )
-    kl_token_cap: Positive | None = Field(
-        1.0, description="most that one token counts for in the KL, nats, > 0: k3 is heavy-tailed; null = no cap"
-    )
+    kl_token_cap: Positive | None = Field(1.0, description="most that a token adds to the KL, nats, > 0; null = no cap")
     granularity: Literal["batch", "group", "sequence"] = Field("batch", description="what is judged as one")
     apply_to: Literal["update", "loss", "lr"] = Field(
         "update",
@@ -35,9 +33,7 @@ class StalenessConfig(Group):
         "delivers the rest later)",
     )
     max_lag: Whole = Field(4, description="rule version: drop a rollout more than this many versions (>= 0) old")
-    opsm_delta: NonNegative = Field(
-        1e-4, description="rule opsm: drop a row with A < 0 beyond this mean log-ratio, >= 0"
-    )
+    opsm_delta: NonNegative = Field(1e-4, description="rule opsm: drop rows with A < 0 and mean log-ratio beyond, >= 0")
     m2po_tau: Positive = Field(0.04, description="rule m2po: bound on the mean squared log-ratio, > 0")
 
     discard_probability: Share = Field(0.1, description="rule random: chance of discarding an update's batch, 0 to 1")

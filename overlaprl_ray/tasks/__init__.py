@@ -1,9 +1,7 @@
 """Tasks: where prompts and their answers come from. One module per kind, each with `build(config) -> Task`.
 
-Example::
-
-    task = build_task(TaskConfig(name="arithmetic", digits=2))
-    prompts_of_batch(task.train, seed=0, batch=1, count=4)  # the four problems of the first batch
+task = build_task(TaskConfig(name="arithmetic", digits=2))
+prompts_of_batch(task.train, seed=0, batch=1, count=4)  # the four problems of the first batch
 """
 
 from collections.abc import Sequence
@@ -28,18 +26,10 @@ def build_task(config: TaskConfig) -> Task:
     """The task that `config` describes, with `config.rewards` if it names any. ConfigError for anything wrong."""
     if config.gym and not config.name.startswith(gym.PREFIX):
         raise ConfigError(f"task.gym: task {config.name!r} is none of reasoning-gym's; set task.name to gym:<dataset>")
-    if config.name.startswith(gym.PREFIX):
-        task = gym.build(config)
-    elif config.name in BUILDERS:
-        task = BUILDERS[config.name](config)
-    else:
-        names = ", ".join(BUILDERS)
-        raise ConfigError(f"task.name: {config.name!r} is no task; use one of {names}, or gym:<dataset>")
+    task = gym.build(config) if config.name.startswith(gym.PREFIX) else BUILDERS[config.name](config)
     task = replace(task, rewards=tuple(config.rewards)) if config.rewards else task
     if not config.name.startswith(gym.PREFIX) and {"gym", "gym_number"} & set(task.rewards):
-        raise ConfigError(
-            f"task.rewards: {', '.join(task.rewards)} cannot judge {config.name}; gym's are for gym: tasks"
-        )
+        raise ConfigError(f"task.rewards: {', '.join(task.rewards)} cannot judge {config.name}, only gym: tasks")
     return task
 
 

@@ -5,8 +5,6 @@ Scientific notation (1e-5, 3 × 10^8, 10^{-5}) and Unicode's forms of digits, si
 they are. A completion may be anything that a model can emit, so nothing here raises on any text and every step is
 linear in a text of bounded length.
 
-Example::
-
     extract_gsm8k_answer("so she pays 3 * 6 = $18.00.\n#### 18")  # "18"
     extract_gsm8k_answer(r"hence \boxed{\frac{36}{2} \text{ eggs}}")  # "18"
     same_answer(r"\frac{1}{2}", "0.5")  # True
@@ -59,8 +57,7 @@ _UNIT = re.compile(
 )
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Numbers
+# ---- Numbers ----
 
 
 def _ascii(text: str) -> str:
@@ -103,8 +100,7 @@ def parse_number(answer: str) -> Fraction | None:
     return _value(match) if match and _UNIT.fullmatch(text, match.end()) else None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Finding the answer
+# ---- Finding the answer ----
 
 
 def last_box(text: str) -> str | None:
@@ -126,6 +122,10 @@ def _marked(text: str) -> str | None:
     return next((line for line in lines if _NUMBER.match(_plain(line).lstrip())), None)
 
 
+def _last_match(text: str) -> re.Match[str] | None:
+    return next(iter(deque(_NUMBER.finditer(_plain(text[-MAX_TEXT:])), maxlen=1)), None)
+
+
 def extract_gsm8k_answer(text: str) -> str | None:
     r"""The final number of a solution as an exact canonical string ("18", "-3", "1/2"), or None if there is none.
 
@@ -134,17 +134,14 @@ def extract_gsm8k_answer(text: str) -> str | None:
     A box without a number means no answer, whatever other numbers there are.
     """
     source = _marked(text) or last_box(text)
-    if source is not None:
-        match = _NUMBER.search(_plain(source.rpartition("=")[2]))
-    else:
-        match = next(iter(deque(_NUMBER.finditer(_plain(text[-MAX_TEXT:])), maxlen=1)), None)
+    match = _last_match(text) if source is None else _NUMBER.search(_plain(source.rpartition("=")[2]))
     number = _value(match) if match else None
     return None if number is None else str(number)
 
 
 def last_number(text: str) -> str | None:
     """The last number of a text as it is written, but for thousands separators: "1,234.50" gives "1234.50"."""
-    match = next(iter(deque(_NUMBER.finditer(_plain(text[-MAX_TEXT:])), maxlen=1)), None)
+    match = _last_match(text)
     return match[0].replace(",", "").replace(" ", "") if match else None
 
 
@@ -153,8 +150,7 @@ def extract_math_answer(text: str) -> str | None:
     return last_box(text) or extract_gsm8k_answer(text)
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Comparing answers
+# ---- Comparing answers ----
 
 _WORDS = re.compile(r"\\(?:text|textbf|mathrm|mbox)\s*\{([^{}]*)\}")
 _WRITING = re.compile(r"\\left|\\right|\\displaystyle|\\[,!;: $]|[\s$]|(?<=\\)[dt](?=frac)")

@@ -3,8 +3,6 @@
 `12+34=` is answered `64`: the sum 46 with the least significant digit first (`reverse_answer`), the order in which a
 small model can carry (Lee et al. 2023, "Teaching Arithmetic to Small Transformers", arXiv 2307.03381).
 
-Example::
-
     build_task(TaskConfig(name="arithmetic", digits=2)).train[0]  # Problem(prompt="70+52=", answer="221", columns=...)
 """
 

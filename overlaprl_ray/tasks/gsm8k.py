@@ -3,8 +3,6 @@
 Every answer is a worked solution that ends in `#### ` and an integer; `Problem.answer` is what follows the mark, and
 the solution stays in the columns. Held-out problems are the first `eval_size` of the test set.
 
-Example::
-
     build_task(TaskConfig(name="gsm8k", path="data/gsm8k")).train[0].answer  # "72"; without `path`, from the hub
 """
 

@@ -5,8 +5,6 @@ belong to the task, not to the run, so that accuracies of runs can be compared. 
 the first `eval_size` questions are held out; none of the rest has the words of one of them in another order, as
 `12 + 34` and `34 + 12`. Its own scorer judges: see gym_scores.py.
 
-Example::
-
     build_task(TaskConfig(name="gym:chain_sum", gym={"max_terms": 2, "max_digits": 2})).train[0].answer  # "59"
 """
 
@@ -39,9 +37,7 @@ def build(config: TaskConfig) -> Task:
         items = {item["question"]: item for item in (dataset[i] for i in range(settings["size"]))}
     except Exception as error:  # the dataset's own checks are asserts, and a bad type fails anywhere in it
         reason = str(error) or type(error).__name__
-        raise ConfigError(
-            f"task.gym: {config.gym} does not fit {name} ({reason}); see its parameters' limits"
-        ) from error
+        raise ConfigError(f"task.gym: {config.gym} does not fit {name} ({reason}); see its limits") from error
     problems = [_problem(config, Item(name, json.dumps(settings, sort_keys=True), item)) for item in items.values()]
     numbers = all(NUMBER.fullmatch(problem.answer) for problem in problems)
     rewards = ("gym_number" if numbers else "gym",)

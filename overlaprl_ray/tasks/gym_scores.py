@@ -4,8 +4,6 @@ Read is the content of the last `<answer>...</answer>`. Without one, reward `gym
 `gym_number` its last number: small models answer in a sentence and know no tags. A task whose answers all are numbers
 uses `gym_number`, any other `gym`. Scorers may give part of the marks; only 1.0 counts as right.
 
-Example::
-
     marks(read_number("the sum is 1,064."), task.train[0].columns["gym"])  # 1.0 where 1064 is right
 """
 

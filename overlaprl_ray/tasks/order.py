@@ -1,8 +1,6 @@
 """Which problems make up batch i: a function of (seed, i) and nothing else, so that any batch can be made again.
 
-Example::
-
-    prompts_of_batch(task.train, seed=0, batch=1, count=4)  # four problems; the same four every time
+prompts_of_batch(task.train, seed=0, batch=1, count=4)  # four problems; the same four every time
 """
 
 import random

@@ -67,7 +67,5 @@ def render(template: str, columns: Mapping[str, Any], where: str) -> str:
             f"use {there}, and double any brace that is meant to stay: \\boxed{{{{}}}}"
         ) from error
     if not prompt.strip():
-        raise ConfigError(
-            f"task.prompt_template: {template!r} is an empty prompt for {where}; correct it or drop the row"
-        )
+        raise ConfigError(f"task.prompt_template: {template!r} is an empty prompt for {where}; fix it or drop the row")
     return prompt

@@ -7,8 +7,6 @@ one: a question that stands in the data twice can fall on both sides, so give de
 A question is a text, or role/content turns (a column `messages` or `prompt`), whose last user turn is the question. A
 column inside another has a dotted path: `reward_model.ground_truth`.
 
-Example::
-
     build_task(TaskConfig(name="records", path="problems.jsonl", prompt_template="{question} Answer in \\\\boxed{{}}."))
 """
 

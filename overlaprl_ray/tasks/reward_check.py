@@ -3,8 +3,6 @@
 A built-in reward must give each problem's own answer full marks: `math` gives "The answer is 2." none, as it compares
 with the whole text. A function of your own must find the columns that it has parameters for.
 
-Example::
-
     task = check_rewards(build_task(config.task), config.task)    # ConfigError; or the task, with notices
 """
 

@@ -6,8 +6,6 @@ the data's prompts are turns. `answer` and every other column of the data come a
 `completion_ids`; `trainer_state`, `log_extra` and `log_metric` are TRL's. A function gets those that it has a parameter
 for, copies that it may change. Your own is named as "package.module:function".
 
-Example::
-
     gsm8k(prompts=["6 * 3 = ?"], completions=["... #### 18"], answer=["18"])  # [1.0]
     total, parts = score(load_rewards(["math", "boxed_format"]), [1.0, 0.1], prompts, completions, {"answer": answers})
 """
@@ -44,8 +42,7 @@ def text_of(completion: Completion) -> str:
     return str(completion[-1].get("content") or "") if completion else ""
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# The built-in rewards: 1.0 or 0.0, never an exception, in a time bounded by `answers.MAX_TEXT`
+# ---- The built-in rewards: 1.0 or 0.0, never an exception, in a time bounded by `answers.MAX_TEXT` ----
 
 
 def exact_match(prompts: Rows, completions: Rows, answer: Rows, **columns: Any) -> list[float]:
@@ -111,8 +108,7 @@ def extracted(name: str, completion: Completion) -> str | None:
     return EXTRACTORS[name](text_of(completion)) if name in EXTRACTORS else None
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Loading and calling
+# ---- Loading and calling ----
 
 
 def _imported(name: str) -> RewardFunction:

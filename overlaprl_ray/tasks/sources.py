@@ -74,9 +74,7 @@ def read_file(path: Path, field: str = "task.path") -> list[Row]:
     try:
         rows = list(reader(path))
     except (OSError, ValueError, csv.Error) as error:  # not permitted; not UTF-8, JSON or parquet (all ValueErrors)
-        raise ConfigError(
-            f"{field}: {path} cannot be read ({error}); correct it, or give another {path.suffix}"
-        ) from error
+        raise ConfigError(f"{field}: {path} cannot be read ({error}); fix it or give another {path.suffix}") from error
     if not rows:
         raise ConfigError(f"{field}: {path} has no rows; give a file with at least one problem")
     for where, row in rows:

@@ -8,8 +8,8 @@ first sweep's seeds. The next sweep gets other seeds, so that what it reports to
 """
 
 import dataclasses
-import json
 from collections import defaultdict
+from operator import attrgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,6 +17,7 @@ from typing import Any
 from overlaprl_ray.config import ExperimentConfig
 from overlaprl_ray.config.identity import config_hash
 from overlaprl_ray.errors import ConfigError
+from overlaprl_ray.runs.files import read_rows
 from overlaprl_ray.tune.plan import Plan, TrialPlan, plan_trials
 from overlaprl_ray.tune.spec import Sweep, load_sweep
 from overlaprl_ray.tune.trainable import STOPPED, is_finished
@@ -65,19 +66,12 @@ def scores(trials: list[TrialPlan], over: list[str]) -> Scores:
 
 def area(folder: Path) -> float:
     """A run's mean accuracy over all evaluations after step 0."""
-    rows = [json.loads(line) for line in (folder / "eval.jsonl").read_text(encoding="utf-8").splitlines()]
-    return fmean(row["accuracy"] for row in rows if row["step"] > 0)
+    return fmean(row["accuracy"] for row in read_rows(folder / "eval.jsonl") if row["step"] > 0)
 
 
 def values_of(config: ExperimentConfig, names: list[str]) -> Values:
     """Settings by dotted name."""
-    out = []
-    for name in names:
-        value: Any = config
-        for part in name.split("."):
-            value = getattr(value, part)
-        out.append(value)
-    return tuple(out)
+    return tuple(attrgetter(name)(config) for name in names)
 
 
 def _note(tried: dict[Values, list[float]], best: Values, over: list[str]) -> str:

@@ -6,7 +6,6 @@ sweep, folder, dry = parse_sweep_command(["tune_configs/smoke.yaml", "--seeds", 
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic.fields import FieldInfo
 
 from overlaprl_ray.config.cli import Parser, add_settings, fields, read_value, suggest
@@ -31,11 +30,7 @@ def parse_sweep_command(argv: list[str]) -> tuple[Sweep, Path, bool]:
     parser.add_argument("--serial", action="store_true", help="= --tune.serial true")
     parser.add_argument("--set", action="append", default=[], metavar="NAME=VALUE", help="= --NAME VALUE")
     add_settings(parser, settings)
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        name = unknown[0].lstrip("-").split("=")[0]
-        near = suggest(name, [*settings, "dry-run", "dir", "seeds", "serial", "set"])
-        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {near}")
+    args = parser.parse(argv)
     pairs = [text.partition("=") for text in args.set]
     for name, equals, value in pairs:
         if not equals:
@@ -52,9 +47,5 @@ def parse_sweep_command(argv: list[str]) -> tuple[Sweep, Path, bool]:
 
 def _value(name: str, text: str, field: FieldInfo) -> Any:
     """A setting's value, or the domain it is to go through."""
-    if any(text.lstrip().startswith(f"{{{kind}:") for kind in KINDS):
-        try:
-            return yaml.safe_load(text)
-        except yaml.YAMLError:
-            raise ConfigError(f"--{name} {text!r:.60}: not a YAML value; write e.g. '{{grid: [1, 2]}}'") from None
-    return read_value(name, text, field)
+    is_domain = any(text.lstrip().startswith(f"{{{kind}:") for kind in KINDS)
+    return read_value(name, text, None if is_domain else field)

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from overlaprl_ray.config.cli import load_config
 from overlaprl_ray.errors import ConfigError, RunError
-from overlaprl_ray.runs.files import replace_text
+from overlaprl_ray.runs.files import read_rows, replace_text
 from overlaprl_ray.runs.summary import summarize
 from overlaprl_ray.tune.placement import Nodes, strategy, trial_bundles
 from overlaprl_ray.tune.plan import TrialPlan, make_trial
@@ -73,7 +73,7 @@ def run_trial(config: dict[str, Any], sweep: Sweep, folder: Path, cwd: str, path
             leave_error(trial, error)
             raise
     # once more, with the last evaluation, which comes after the last step
-    tune.report({**_rows(trial.folder / "metrics.jsonl")[-1], "eval/accuracy": summary["accuracy_final"]})
+    tune.report({**read_rows(trial.folder / "metrics.jsonl")[-1], "eval/accuracy": summary["accuracy_final"]})
 
 
 def _run(trial: TrialPlan, serial: bool, console: Console) -> dict[str, Any]:
@@ -123,19 +123,13 @@ def mark_if_stopped(folder: Path, step: Any) -> bool:
 
 def summarize_interrupted(folder: Path) -> None:
     """The summary of a trial whose process was ended from outside, by Tune or by the user."""
-    rows = _rows(folder / "metrics.jsonl")
+    rows = read_rows(folder / "metrics.jsonl")
     if not rows or _is_done(folder) or failure(folder):
         return
-    evaluations = [Evaluation(**row, span=(0.0, 0.0)) for row in _rows(folder / "eval.jsonl")]
+    evaluations = [Evaluation(**row, span=(0.0, 0.0)) for row in read_rows(folder / "eval.jsonl")]
     config = load_config(folder / "config.yaml")
     summary = summarize(config, rows, evaluations, rows[-1]["wall_s"], "interrupted", None)
     replace_text(folder / "summary.json", json.dumps(summary, indent=2) + "\n")
-
-
-def _rows(path: Path) -> list[dict[str, Any]]:
-    """The complete rows of a jsonl file: the last line may be torn."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _is_done(folder: Path) -> bool:
