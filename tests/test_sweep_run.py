@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pandas as pd
@@ -250,6 +251,25 @@ def test_nothing_starts_where_no_trial_can_run(local_ray, tmp_path):
 
 
 # ---- minutes long ----
+
+
+def slow(prompts, completions, answer, **columns):
+    """A reward that takes its time."""
+    time.sleep(0.3)
+    return [float(i % 2) for i in range(len(completions))]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize(("learner", "together"), [(0.2, True), (0.35, False)])
+def test_two_small_trials_share_a_gpu_and_two_large_ones_do_not(local_ray, tmp_path, learner, together):
+    """0.15 + 0.1 + 0.2 = 0.45 of the one (simulated) GPU each, or 0.6: seen in when they ran."""
+    base = merged(BASE, task={"rewards": ["test_sweep_run:slow"]}, resources={"learner_gpu": learner},
+                  grpo={"num_steps": 10})  # fmt: skip
+    run(tmp_path, base=base, search={"seed": {"grid": [0, 1]}})
+    assert statuses(tmp_path / "s") == 2 * [("done", 10)]
+    starts, ends = times(tmp_path / "s", "config.yaml").values(), times(tmp_path / "s", "summary.json").values()
+    assert (max(starts) < min(ends)) == together
 
 
 @pytest.mark.slow

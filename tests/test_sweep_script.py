@@ -54,7 +54,15 @@ def test_every_shipped_file_is_short_and_dry_run(tmp_path, capsys, path):
     script(*arguments)
     said = " ".join(capsys.readouterr().out.split())
     counts = {"smoke": 4, "modes": 12, "thresholds": 60, "rules": 135, "study": 35, "explore": 24, "gsm8k_qwen": 9}
-    counts |= {"start": 20, "study_e0": 100, "study_e1": 150, "study_e2": 130, "study_e2b": 105, "study_e3": 50}
+    counts |= {
+        "start": 20,
+        "study_e0": 100,
+        "study_e1": 150,
+        "study_e2": 130,
+        "study_e2b": 105,
+        "study_e2b_kl": 18,
+        "study_e3": 50,
+    }
     counts |= {"study_e4": 9, "smollm2_addition": 3, "smollm2_gym": 3, "oversample": 36, "rivals": 48, "stream": 30}
     dropped = {"thresholds": 36, "study_e3": 30}
     assert f"{counts[path.stem]} trials, 0 of them finished or refused" in said
