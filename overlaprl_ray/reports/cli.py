@@ -8,10 +8,8 @@ from typing import Any
 
 import yaml
 
-from overlaprl_ray.config.cli import Parser, suggest
+from overlaprl_ray.config.cli import Parser
 from overlaprl_ray.errors import ConfigError
-
-OPTIONS = ["compare", "baseline", "target", "out", "save"]
 
 
 def parse_report_command(argv: list[str]) -> argparse.Namespace:
@@ -26,10 +24,7 @@ def parse_report_command(argv: list[str]) -> argparse.Namespace:
                         "the way from the start to the best setting's end)")  # fmt: skip
     parser.add_argument("--out", metavar="DIR", help="where to write (default: report/ in the first folder)")
     parser.add_argument("--save", metavar="DIR", help="also write the runs as compact tables, to be kept or committed")
-    args, unknown = parser.parse_known_args(argv)
-    if unknown:
-        near = suggest(unknown[0].lstrip("-").split("=")[0], OPTIONS)
-        raise ConfigError(f"command line: unknown argument '{unknown[0]}'; {near}")
+    args = parser.parse(argv)
     if args.compare and len(args.folders) != 2:
         raise ConfigError(
             f"--compare with {len(args.folders)} folder(s): give two, the first is what the second is held to"
