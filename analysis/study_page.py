@@ -3,63 +3,30 @@
 Every table stands between `<!-- name -->` and `<!-- end -->`; the rest of the page is prose. A test compares the two.
 """
 
-import math
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
+from study_cells import (
+    HERE,
+    RATE,
+    block,
+    compared,
+    markdown,
+    mean_and_interval,
+    number,
+    p_value,
+    tested_cells,
+)
+from study_rules import rules_at, rules_tested, rules_tuning
 
 from overlaprl_ray.reports.loading import load
 from overlaprl_ray.reports.statistics import paired
-from overlaprl_ray.reports.study import contrasts, outcomes
+from overlaprl_ray.reports.study import contrasts
 from overlaprl_ray.reports.study_figures import outcome_map
 
-HERE = Path(__file__).parent
 PAGE = HERE / "study.md"
-RATE, UPDATES, CLIP, WARM_UP = "grpo.lr", "grpo.num_minibatches", "grpo.clip_eps", "grpo.lr_warmup_steps"
-
-
-def block(name: str) -> pd.DataFrame:
-    """A committed block's finished runs, a row each, with `area`."""
-    return outcomes(load(HERE / "results" / name))
-
-
-def markdown(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
-    """A table in Markdown."""
-    lines = [[*head], ["---"] * len([*head]), *([str(cell) for cell in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def number(value: float, sign: bool = False) -> str:
-    """Three decimals, the zero before the point left out; a dash for what was not run."""
-    if math.isnan(value):
-        return "–"
-    text = f"{value:+.3f}" if sign else f"{value:.3f}"
-    return text.replace("0.", ".", 1) if abs(value) < 1 else text
-
-
-def p_value(p: float) -> str:
-    return "< .001" if p < 0.001 else number(p)
-
-
-def mean_and_interval(values: pd.Series) -> str:
-    """Mean ± half of the 95 % t interval over seeds."""
-    found = paired(values.to_frame()).iloc[0]
-    return f"{number(found['mean'])} ± {number(found['high'] - found['mean'])}"
-
-
-def compared(wide: pd.DataFrame, pairs: list[tuple[str, str]], primary: tuple[str, str] | None = None) -> str:
-    """Arms against others, paired by seed, with Holm's p and the test of equivalence."""
-    found = contrasts(wide, pairs, primary=primary)
-    rows = [
-        (row["setting"], row["held_to"], row["n"],
-         f"{number(row['difference'], True)} [{number(row['low'], True)}, {number(row['high'], True)}]",
-         p_value(row["p_holm"]), p_value(row["p_equivalent"]), row["verdict"])
-        for row in found.to_dict("records")
-    ]  # fmt: skip
-    head = ("arm", "held to", "seeds", "difference in area [95 %]", "p (Holm)", "p (equivalent)", "verdict")
-    return markdown(head, rows)
+UPDATES, CLIP, WARM_UP = "grpo.num_minibatches", "grpo.clip_eps", "grpo.lr_warmup_steps"
 
 
 def e0_arms() -> pd.DataFrame:
@@ -88,9 +55,10 @@ def e0_tests() -> str:
     return compared(wide, pairs)
 
 
-def e1_trials() -> pd.DataFrame:
-    """Block E1's runs from the packaged weights; `tuning` marks those that chose the rates."""
+def e1_trials(clip: bool = True) -> pd.DataFrame:
+    """Block E1's runs with or without the clip; `tuning` marks those that chose the rates."""
     trials = block("e1")
+    trials = trials[trials[CLIP].notna() == clip]
     trials["arm"] = "lag " + trials["lag"].astype(int).astype(str)
     return trials.assign(tuning=trials["seed"] < 1000, updates=trials[UPDATES].astype(int))
 
@@ -111,37 +79,56 @@ def e1_surface() -> str:
     return markdown(("updates", "lag", *(f"{rate:g}" for rate in table)), rows)
 
 
-def e1_tested(updates: int) -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
-    """Areas on the test seeds (seed × arm) at each lag's own rate and at lag 0's, and the own rates by lag."""
+def e1_tested(updates: int, outcome: str = "area") -> tuple[pd.DataFrame, pd.DataFrame, pd.Series]:
+    """Outcomes on the test seeds (seed × arm) at each lag's own rate and at lag 0's, and the own rates by lag."""
     trials = e1_trials()
     rates = best_rates(trials[trials["tuning"]]).loc[updates]
     tested = trials[~trials["tuning"] & (trials["updates"] == updates)]
     own = tested[tested[RATE] == tested["lag"].map(rates)]
     fixed = tested[tested[RATE] == rates[0]]
-    wide = [part.pivot_table(index="seed", columns="arm", values="area") for part in (own, fixed)]
+    wide = [part.pivot_table(index="seed", columns="arm", values=outcome) for part in (own, fixed)]
     return wide[0], wide[1], rates
 
 
 def e1_table(updates: int) -> str:
     """Each lag on the test seeds, at its own rate and at lag 0's, and what it loses against lag 0."""
     own, fixed, rates = e1_tested(updates)
+    final, _, _ = e1_tested(updates, "accuracy_final")
     pairs = [(arm, "lag 0") for arm in own if arm != "lag 0"]
     tests = contrasts(own, pairs).set_index("setting")
     rows = []
     for lag, rate in rates.items():
         arm = f"lag {int(lag)}"
         at_fixed = mean_and_interval(fixed[arm]) if arm in fixed else "–"
-        row = [int(lag), f"{rate:g}", own[arm].count(), mean_and_interval(own[arm]), at_fixed]
-        if arm in tests.index:
-            test = tests.loc[arm]
-            row += [f"{number(test['difference'], True)} [{number(test['low'], True)}, {number(test['high'], True)}]",
-                    p_value(test["p_holm"]), p_value(test["p_equivalent"]), test["verdict"]]  # fmt: skip
-        else:
-            row += ["–"] * 4
+        row = [
+            int(lag),
+            f"{rate:g}",
+            own[arm].count(),
+            mean_and_interval(own[arm]),
+            mean_and_interval(final[arm]),
+            at_fixed,
+        ]
+        row += tested_cells(tests, arm)
         rows.append(row)
-    head = ("lag", "own rate", "seeds", "area at it", f"at {rates[0]:g}", "own rate, less lag 0 [95 %]", "p (Holm)",
+    at_lag_0s = f"area at {rates[0]:g}"
+    head = ("lag", "own rate", "seeds", "area at it", "final accuracy", at_lag_0s, "area less lag 0 [95 %]", "p (Holm)",
             "p (equivalent)", "verdict")  # fmt: skip
     return markdown(head, rows)
+
+
+def e1_clip() -> str:
+    """Lag 1 without the clip, at the rate that is best for it, against lag 0, whose clip never acts."""
+    trials = e1_trials(clip=False)
+    rate = trials[trials["tuning"]].groupby(RATE)["area"].mean().idxmax()
+    off = trials[~trials["tuning"] & (trials[RATE] == rate)].set_index("seed")["area"]
+    own, _, rates = e1_tested(1)
+    arm = f"lag 1, clip off, rate {rate:g}"
+    wide = (
+        own[["lag 0", "lag 1"]]
+        .rename(columns=lambda name: f"{name}, rate {rates[int(name[-1])]:g}")
+        .assign(**{arm: off})
+    )
+    return compared(wide, [(arm, wide.columns[0]), (arm, wide.columns[1])])
 
 
 def slopes() -> str:
@@ -169,80 +156,15 @@ def e1_repair() -> str:
     return markdown(("updates", "lag 8 loses at lag 0's rate", "at its own", "own − half [95 %]", "p"), rows)
 
 
-# ---- rules ----
-
-KEYS = [RATE, "staleness.kl_fresh", "staleness.kl_stale"]  # what is chosen for an arm
-APPLIED = {"update": "update", "lr": "rate", "loss": "loss"}
-
-
-def rule_of(trial: pd.Series) -> str:
-    """An arm's name: its rule, what the rule acts on, and what else tells arms apart."""
-    rule = trial["rule"]
-    if rule == "none":
-        return "none" if trial["grpo.correction"] == "none" else str(trial["grpo.correction"])
-    if rule in ("kl", "ess"):
-        per = "" if trial["staleness.granularity"] == "batch" else f" by {trial['staleness.granularity']}"
-        return f"{rule} on the {APPLIED[trial['staleness.apply_to']]}{per}"
-    more = {"opsm": "staleness.opsm_delta", "random": "staleness.discard_probability"}
-    return f"{rule} {trial[more[rule]]:g}" if rule in more else str(rule)
-
-
-def rule_trials(name: str) -> pd.DataFrame:
-    trials = block(name)
-    return trials.assign(arm=trials.apply(rule_of, axis=1), tuning=trials["seed"] < 1000)
-
-
-def chosen(trials: pd.DataFrame) -> pd.Series:
-    """Each arm's rate and thresholds with the highest mean area on the tuning seeds, as tuples."""
-    areas = trials[trials["tuning"]].groupby(["arm", *KEYS])["area"].mean()
-    return areas.groupby("arm").idxmax().map(lambda key: key[1:])
-
-
-def rules_tuning(name: str) -> str:
-    """Mean area on the tuning seeds at the default thresholds by arm and rate; the best of a row is bold."""
-    trials = rule_trials(name)
-    first = trials[trials["tuning"]].drop_duplicates("arm").set_index("arm")[KEYS[1:]]
-    plain = trials[trials["tuning"] & (trials[KEYS[1]] == trials[KEYS[1]].mode()[0])]
-    table = plain.groupby(["arm", RATE])["area"].mean().unstack(RATE).reindex(first.index)
-    rows = [(arm, *(f"**{number(a)}**" if a == row.max() else number(a) for a in row)) for arm, row in table.iterrows()]
-    return markdown(("arm", *(f"{rate:g}" for rate in table)), rows)
-
-
-def rules_tested(name: str, fixed_rate: float, primary: str | None = None) -> str:
-    """Each arm on the test seeds at its own rate and thresholds, and at lag 0's rate, against no rule."""
-    trials = rule_trials(name)
-    best = chosen(trials)
-    tested = trials[~trials["tuning"]]
-    keys = pd.Series([tuple(row) for row in tested[KEYS].to_numpy()], index=tested.index)
-    own = tested[keys == tested["arm"].map(best)]
-    fixed = tested[tested[RATE] == fixed_rate]
-    wide, wide_fixed = (part.pivot_table(index="seed", columns="arm", values="area") for part in (own, fixed))
-    arms = [arm for arm in trials["arm"].drop_duplicates() if arm in wide]
-    pairs = [(arm, "none") for arm in arms if arm != "none"]
-    tests = contrasts(wide, pairs, primary=(primary, "none") if primary else None).set_index("setting")
-    fired = own.groupby("arm")["fired"].mean()
-    rows = []
-    for arm in arms:
-        rate, fresh, stale = best[arm]
-        limits = f", {fresh:g}/{stale:g}" if arm.startswith("kl") else ""
-        at_fixed = mean_and_interval(wide_fixed[arm]) if arm in wide_fixed else "–"
-        row = [arm, f"{rate:g}{limits}", wide[arm].count(), f"{100 * fired[arm]:.0f}", mean_and_interval(wide[arm])]
-        if arm in tests.index:
-            test = tests.loc[arm]
-            row += [f"{number(test['difference'], True)} [{number(test['low'], True)}, {number(test['high'], True)}]",
-                    p_value(test["p_holm"]), p_value(test["p_equivalent"]), test["verdict"]]  # fmt: skip
-        else:
-            row += ["–"] * 4
-        rows.append([*row, at_fixed])
-    head = ("arm", "rate, thresholds", "seeds", "steps it acted on, %", "area", "less none [95 %]", "p (Holm)",
-            "p (equivalent)", "verdict", f"area at {fixed_rate:g}")  # fmt: skip
-    return markdown(head, rows)
-
-
 TABLES: dict[str, Callable[[], str]] = {
     "e0": e0, "e0-tests": e0_tests,
     "e1-surface": e1_surface, "e1-1": lambda: e1_table(1), "e1-4": lambda: e1_table(4), "slopes": slopes,
     "e1-repair": e1_repair,
+    "e1-clip": e1_clip,
+    "e2b-tuning": lambda: rules_tuning("e2b"),
+    "e2b": lambda: rules_tested("e2b", primary="kl on the update"),
+    "e2b-lag0": lambda: rules_at("e2b", 4e-4),
+    "e2b-high": lambda: rules_at("e2b", 8e-4),
 }  # fmt: skip
 
 
