@@ -58,7 +58,7 @@ def figure_of(traces: Mapping[str, dict[str, Any]]) -> "Figure":
     for axes, (name, trace), (first, last, span) in zip(panels, traces.items(), windows, strict=True):
         seen |= _panel(axes, trace["traceEvents"], span, longest)
         about = trace["otherData"]
-        mode, share = about["mode"], about["overlap_fraction"]
+        mode, share = about["mode"], about.get("overlap_fraction")  # older traces have none
         overlap = "" if share is None else f": a later batch is generated during {share:.0%} of training steps"
         title = f"{name if name == mode else f'{name} ({mode})'}, lag {about['lag']}{overlap}"
         axes.set_title(title, loc="left", fontweight="bold")
