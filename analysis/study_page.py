@@ -18,7 +18,7 @@ from study_cells import (
     p_value,
     tested_cells,
 )
-from study_rules import rules_at, rules_tested, rules_tuning
+from study_rules import rules_at, rules_tested, rules_tuning, thresholds
 
 from overlaprl_ray.reports.loading import load
 from overlaprl_ray.reports.statistics import paired
@@ -165,6 +165,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "e2b": lambda: rules_tested("e2b", primary="kl on the update"),
     "e2b-lag0": lambda: rules_at("e2b", 4e-4),
     "e2b-high": lambda: rules_at("e2b", 8e-4),
+    "e3": thresholds,
 }  # fmt: skip
 
 
